@@ -1,0 +1,39 @@
+"""The ``kvgate`` command: one file a subcommand, imported only when it is called, so that ``--help`` is instant."""
+
+from __future__ import annotations
+
+import argparse
+import importlib
+import sys
+from collections.abc import Sequence
+
+from gateway import __version__
+
+COMMANDS: dict[str, str] = {
+    "serve": "run the gateway in front of vLLM servers",
+    "demo": "run the gateway in front of two simulated vLLM servers, or of yours, and try one request",
+    "simulate": "run a simulated vLLM server",
+    "status": "show backends, windows and KV caches of a running gateway",
+    "count": "count the prompt tokens of a request file",
+    "config": "check and print the settings",
+}
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run one subcommand and return its exit status. 2 for wrong usage, 130 for Ctrl-C."""
+    arguments = list(sys.argv[1:] if argv is None else argv)
+    parser = argparse.ArgumentParser(
+        prog="kvgate", description="A gateway for vLLM that knows every context window and KV cache behind it."
+    )
+    parser.add_argument("--version", action="version", version=f"kvgate {__version__}")
+    subparsers = parser.add_subparsers(dest="command", metavar="COMMAND", required=True)
+    chosen = next((word for word in arguments if not word.startswith("-")), None)
+    for name, summary in COMMANDS.items():
+        command = subparsers.add_parser(name, help=summary, description=summary[0].upper() + summary[1:] + ".")
+        if name == chosen:
+            importlib.import_module(f"gateway.cli.{name}").configure(command)
+    options = parser.parse_args(arguments)
+    try:
+        return int(options.run(options))
+    except KeyboardInterrupt:
+        return 130

@@ -1,0 +1,297 @@
+"""The one typed settings tree. Sources, strongest first: command-line flags, ``KVGATE_…`` environment, ``kvgate.yaml``.
+
+Nested keys are joined by two underscores in the environment: ``KVGATE_PLACING__QUEUE_TIMEOUT_S=60``. An unknown key is
+an error that names the nearest right one.
+"""
+
+from __future__ import annotations
+
+import difflib
+import ipaddress
+import os
+from pathlib import Path
+from typing import Annotated, Any, Literal
+from urllib.parse import urlsplit
+
+import yaml
+from pydantic import BaseModel, ConfigDict, Field, SecretStr, ValidationError, field_validator, model_validator
+from pydantic_settings import (
+    BaseSettings,
+    EnvSettingsSource,
+    NoDecode,
+    PydanticBaseSettingsSource,
+    SettingsConfigDict,
+)
+
+PREFIX = "KVGATE_"
+DEFAULT_FILE = Path("kvgate.yaml")
+
+Seconds = Annotated[float, Field(gt=0)]
+Tokens = Annotated[int, Field(ge=0)]
+
+
+class ConfigError(ValueError):
+    """The settings are wrong. The message has one line a mistake, each with its key."""
+
+
+class Section(BaseModel):
+    """A branch of the tree: unknown keys are refused."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+
+class BackendSettings(Section):
+    """One vLLM server."""
+
+    url: str = Field(description="Base URL of the server, with or without a trailing /v1.")
+    name: str = Field(default="", description="Name in headers, metrics and logs. Default: host:port of the URL.")
+    api_key: SecretStr | None = Field(default=None, description="Sent upstream as a bearer token (vLLM's --api-key).")
+
+    @model_validator(mode="before")
+    @classmethod
+    def _from_text(cls, value: Any) -> Any:
+        return {"url": value} if isinstance(value, str) else value
+
+    @field_validator("url")
+    @classmethod
+    def _normalised(cls, value: str) -> str:
+        url = value.strip().rstrip("/").removesuffix("/v1").rstrip("/")
+        if "://" not in url:
+            url = "http://" + url
+        parts = urlsplit(url)
+        if parts.scheme not in ("http", "https") or not parts.hostname:
+            raise ValueError(f"not an http(s) URL: {value!r}")
+        if parts.query or parts.fragment:
+            raise ValueError(f"a base URL has no query or fragment: {value!r}")
+        return url
+
+    @property
+    def label(self) -> str:
+        """``name``, or host:port of the URL."""
+        return self.name or urlsplit(self.url).netloc.rpartition("@")[2]
+
+
+class ModelSettings(Section):
+    """Overrides for one served model name."""
+
+    tokenizer: str | None = Field(
+        default=None, description="Folder or hub id of the tokenizer and chat template. Default: the model card's root."
+    )
+    chat_template: Path | None = Field(default=None, description="Jinja file, if the server runs with --chat-template.")
+    chat_template_content_format: Literal["auto", "string", "openai"] = Field(
+        default="auto", description="As the server's --chat-template-content-format."
+    )
+    default_chat_template_kwargs: dict[str, Any] = Field(
+        default_factory=dict, description="As the server's --default-chat-template-kwargs."
+    )
+    output_floor_tokens: Tokens | None = Field(default=None, description="Overrides fitting.output_floor_tokens.")
+
+
+class CountingSettings(Section):
+    """How prompt tokens are counted."""
+
+    local: bool = Field(default=True, description="Count with a local tokenizer where one can be had.")
+    hub: bool = Field(default=True, description="Let transformers fetch a tokenizer from the model hub.")
+    segment_cache_entries: int = Field(default=65536, ge=0, description="Segments whose counts are remembered.")
+    backend_timeout_s: Seconds = Field(default=5.0, description="Longest wait for a backend's /tokenize.")
+    distrust_after: int = Field(default=2, ge=1, description="Wrong local counts before the backend counts instead.")
+
+
+class FittingSettings(Section):
+    """How a request is made to fit a window."""
+
+    output_floor_tokens: Tokens = Field(
+        default=1024, description="Least output budget worth starting for; below it the request overflows."
+    )
+    comfortable_output_tokens: Tokens = Field(
+        default=4096, description="Room for output below which a larger window is preferred, if there is one."
+    )
+
+
+class PlacingSettings(Section):
+    """How a request waits for, and gets, KV blocks."""
+
+    expected_output_tokens: Tokens = Field(
+        default=1024, description="Output reserved for a request that names no budget, or a larger one."
+    )
+    headroom_ratio: float = Field(default=0.02, ge=0, lt=1, description="Share of KV blocks never planned for.")
+    queue_max_requests: int = Field(default=1024, ge=0, description="Requests that may wait; more are answered 429.")
+    queue_max_bytes: int = Field(default=1 << 30, ge=0, description="Body bytes that may wait; more are answered 429.")
+    queue_timeout_s: Seconds = Field(default=300.0, description="Longest wait for a place.")
+
+
+class FleetSettings(Section):
+    """How backends are watched."""
+
+    scrape_interval_s: Seconds = Field(default=1.0, description="Between two readings of /metrics.")
+    discover_interval_s: Seconds = Field(default=10.0, description="Between two readings of /v1/models and /version.")
+    timeout_s: Seconds = Field(default=5.0, description="Longest wait for either.")
+    stale_after_s: Seconds = Field(default=10.0, description="Age at which a KV observation counts as unknown.")
+    failures_to_open: int = Field(default=3, ge=1, description="Failures in a row that open a backend's breaker.")
+    reopen_after_s: Seconds = Field(default=5.0, description="Rest of an open breaker before one request may try.")
+
+
+class RelaySettings(Section):
+    """The data path."""
+
+    connect_timeout_s: Seconds = Field(default=5.0, description="Longest wait for a connection to a backend.")
+    first_byte_timeout_s: Seconds = Field(default=600.0, description="Longest wait for a backend's first byte.")
+    idle_timeout_s: Seconds = Field(default=300.0, description="Longest silence within an answer.")
+    retries: int = Field(default=2, ge=0, description="Other backends tried before the first byte.")
+
+
+class Settings(BaseSettings):
+    """Everything the gateway can be told."""
+
+    model_config = SettingsConfigDict(
+        env_prefix=PREFIX, env_nested_delimiter="__", extra="forbid", frozen=True, validate_default=True
+    )
+
+    host: str = Field(default="127.0.0.1", description="Address to listen on.")
+    port: int = Field(default=8080, ge=0, le=65535, description="Port to listen on.")
+    allow_public: bool = Field(default=False, description="Listen on a public address without API keys.")
+    api_keys: Annotated[tuple[SecretStr, ...], NoDecode] = Field(
+        default=(), description="Keys clients may present. Empty: no key is asked for."
+    )
+    max_body_bytes: int = Field(default=64 << 20, ge=1024, description="Largest request body taken.")
+    backends: Annotated[tuple[BackendSettings, ...], NoDecode] = Field(
+        default=(), description="The vLLM servers behind the gateway."
+    )
+    models: dict[str, ModelSettings] = Field(default_factory=dict, description="Overrides by served model name.")
+    counting: CountingSettings = Field(default_factory=CountingSettings)
+    fitting: FittingSettings = Field(default_factory=FittingSettings)
+    placing: PlacingSettings = Field(default_factory=PlacingSettings)
+    fleet: FleetSettings = Field(default_factory=FleetSettings)
+    relay: RelaySettings = Field(default_factory=RelaySettings)
+    log_level: Literal["debug", "info", "warning", "error"] = Field(default="info", description="Least level logged.")
+
+    @field_validator("api_keys", "backends", mode="before")
+    @classmethod
+    def _split(cls, value: Any) -> Any:
+        """Environment variables hold lists as JSON or parted by blanks or commas."""
+        if not isinstance(value, str):
+            return value
+        text = value.strip()
+        return yaml.safe_load(text) if text.startswith("[") else text.replace(",", " ").split()
+
+    @field_validator("backends")
+    @classmethod
+    def _distinct(cls, value: tuple[BackendSettings, ...]) -> tuple[BackendSettings, ...]:
+        """A URL listed twice is one backend; two backends of one name are a mistake."""
+        unique = {backend.url: backend for backend in value}
+        labels = [backend.label for backend in unique.values()]
+        twice = sorted({label for label in labels if labels.count(label) > 1})
+        if twice:
+            raise ValueError(f"two backends are named {', '.join(twice)}; give each its own name")
+        return tuple(unique.values())
+
+    @model_validator(mode="after")
+    def _not_open_to_the_world(self) -> Settings:
+        if not self.api_keys and not self.allow_public and not is_loopback(self.host):
+            raise ValueError(
+                f"host {self.host} can be reached from other machines and no api_keys are set: "
+                "set api_keys, or allow_public: true to serve everyone who can reach it"
+            )
+        return self
+
+    @classmethod
+    def settings_customise_sources(
+        cls,
+        settings_cls: type[BaseSettings],
+        init_settings: PydanticBaseSettingsSource,
+        env_settings: PydanticBaseSettingsSource,
+        dotenv_settings: PydanticBaseSettingsSource,
+        file_secret_settings: PydanticBaseSettingsSource,
+    ) -> tuple[PydanticBaseSettingsSource, ...]:
+        """Flags and the file are merged by ``load``; the environment stands between them."""
+        return (init_settings,)
+
+
+def is_loopback(host: str) -> bool:
+    """Whether only this machine can reach ``host``."""
+    if host == "localhost":
+        return True
+    try:
+        return ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return False
+
+
+def load(file: Path | None = None, flags: dict[str, Any] | None = None) -> Settings:
+    """Read the settings.
+
+    ``file``: a YAML file that must exist; ``None`` takes ``kvgate.yaml`` of the current folder if there is one.
+    ``flags``: a (nested) dict that overrides everything else. Raises ``ConfigError``.
+    """
+    tree = _merge(_merge(_read(file), _environment()), flags or {})
+    try:
+        return Settings(**tree)
+    except ValidationError as error:
+        raise ConfigError("\n".join(_explain(item) for item in error.errors())) from None
+
+
+def known_keys(model: type[BaseModel] | None = None, prefix: str = "") -> dict[str, str]:
+    """Every key of the tree, dotted, with its description. Lists and maps show their element as ``[]`` and ``NAME``."""
+    keys: dict[str, str] = {}
+    elements = {"backends": ("backends[].", BackendSettings), "models": ("models.NAME.", ModelSettings)}
+    for name, info in (model or Settings).model_fields.items():
+        annotation = info.annotation
+        if not prefix and name in elements:
+            stem, element = elements[name]
+            keys[name] = info.description or ""
+            keys |= known_keys(element, stem)
+        elif isinstance(annotation, type) and issubclass(annotation, Section):
+            keys |= known_keys(annotation, f"{prefix}{name}.")
+        else:
+            keys[prefix + name] = info.description or ""
+    return keys
+
+
+def _read(file: Path | None) -> dict[str, Any]:
+    path = file or DEFAULT_FILE
+    if file is None and not path.is_file():
+        return {}
+    try:
+        tree = yaml.safe_load(path.read_text(encoding="utf-8"))
+    except (OSError, UnicodeDecodeError, yaml.YAMLError) as error:
+        raise ConfigError(f"cannot read {path}: {error}") from None
+    if tree is None:
+        return {}
+    if not isinstance(tree, dict):
+        raise ConfigError(f"{path} must hold a mapping of settings, not a {type(tree).__name__}")
+    return tree
+
+
+def _environment() -> dict[str, Any]:
+    """The ``KVGATE_…`` variables as a tree; a name that fits no setting is an error, as it is in the file."""
+    tree = EnvSettingsSource(Settings)()
+    tops = {PREFIX + name.upper() for name in Settings.model_fields}
+    for variable in os.environ:
+        if variable.upper().startswith(PREFIX) and variable.upper().split("__")[0] not in tops:
+            raise ConfigError(f"unknown environment variable {variable}{_hint(variable.upper(), sorted(tops))}")
+    return tree
+
+
+def _merge(under: dict[str, Any], over: dict[str, Any]) -> dict[str, Any]:
+    merged = dict(under)
+    for key, value in over.items():
+        mine = merged.get(key)
+        merged[key] = _merge(mine, value) if isinstance(mine, dict) and isinstance(value, dict) else value
+    return merged
+
+
+def _explain(item: Any) -> str:
+    path = ".".join(str(part) for part in item["loc"])
+    if item["type"] == "extra_forbidden":
+        leaf = str(item["loc"][-1])
+        siblings = sorted(
+            {key.rpartition(".")[2] for key in known_keys()} | {key.split(".")[0] for key in known_keys()}
+        )
+        return f"unknown setting {path}{_hint(leaf, siblings)}"
+    message = item["msg"].removeprefix("Value error, ")
+    return f"{path}: {message}" if path else message
+
+
+def _hint(word: str, choices: list[str]) -> str:
+    close = difflib.get_close_matches(word, choices, n=1, cutoff=0.6)
+    return f"; did you mean {close[0]}?" if close else ""

@@ -1,0 +1,103 @@
+"""What can go wrong with a request, independent of how a dialect words it. Flat on purpose."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from gateway.types import Overflow
+
+
+class GatewayError(Exception):
+    """Base of every error that has an answer for the client. ``message`` says what to do."""
+
+    status = 500
+    code = "internal_error"
+
+    def __init__(self, message: str) -> None:
+        super().__init__(message)
+        self.message = message
+
+
+class BadRequest(GatewayError):
+    """The body cannot be understood. ``param`` is the field at fault."""
+
+    status = 400
+    code = "invalid_request"
+
+    def __init__(self, message: str, param: str | None = None) -> None:
+        super().__init__(message)
+        self.param = param
+
+
+class BodyTooLarge(GatewayError):
+    """The body is larger than ``max_body_bytes``. 400, since clients read 413 as a context overflow."""
+
+    status = 400
+    code = "body_too_large"
+
+
+class Unauthorized(GatewayError):
+    """No API key, or one we do not know."""
+
+    status = 401
+    code = "invalid_api_key"
+
+
+class UnknownModel(GatewayError):
+    """No backend serves this name. ``known`` are the names that would work."""
+
+    status = 404
+    code = "model_not_found"
+
+    def __init__(self, model: str, known: Sequence[str]) -> None:
+        names = ", ".join(known) or "none: no backend has answered yet"
+        super().__init__(f"The model `{model}` does not exist. Available models: {names}.")
+        self.model = model
+        self.known = tuple(known)
+
+
+class ContextOverflow(GatewayError):
+    """The prompt does not fit any window."""
+
+    status = 400
+    code = "context_length_exceeded"
+
+    def __init__(self, overflow: Overflow) -> None:
+        super().__init__("The prompt exceeds the context window of every backend.")
+        self.overflow = overflow
+
+
+class Busy(GatewayError):
+    """The KV cache is full and the queue is full or the wait too long. ``retry_after_s`` is a hint in seconds."""
+
+    status = 429
+    code = "server_busy"
+
+    def __init__(self, message: str, retry_after_s: float) -> None:
+        super().__init__(message)
+        self.retry_after_s = retry_after_s
+
+
+class NoBackend(GatewayError):
+    """Every backend that serves the model is down or draining."""
+
+    status = 503
+    code = "no_backend"
+
+
+class BackendFailed(GatewayError):
+    """A backend broke the connection, answered garbage or stalled, and no other could take over."""
+
+    status = 502
+    code = "backend_error"
+
+
+class BackendTimeout(BackendFailed):
+    """A backend sent nothing for longer than it may."""
+
+    status = 504
+    code = "backend_timeout"
+
+
+class ClientGone(Exception):
+    """The client closed its connection. Not an error: there is nobody left to tell."""

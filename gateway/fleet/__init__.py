@@ -1,0 +1,1 @@
+"""The backends: discovery, scraping, health and the ledger of KV blocks in use."""

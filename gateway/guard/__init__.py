@@ -1,0 +1,1 @@
+"""Fitting: window arithmetic, clamp and refusal. Pure: data in, data out."""

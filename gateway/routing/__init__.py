@@ -1,0 +1,1 @@
+"""Placing: which backend a request goes to, and when. Pure: snapshots in, decisions out."""

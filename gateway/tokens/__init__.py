@@ -1,0 +1,1 @@
+"""Counting: tokenizers, chat templates, backend-side counting and calibration."""

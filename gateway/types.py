@@ -1,0 +1,229 @@
+"""What passes between the rooms: small, frozen and typed. Units stand in names.
+
+``Ask`` leaves ``api``; ``Count`` leaves ``tokens``; ``Verdict`` leaves ``guard``; ``BackendView`` leaves ``fleet``;
+``Decision`` leaves ``routing``. No other shape crosses a room's door.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from enum import StrEnum
+from typing import Any
+
+
+class Dialect(StrEnum):
+    """The wire format a client speaks; it decides how bodies are read and how errors are worded."""
+
+    CHAT = "chat"
+    COMPLETIONS = "completions"
+    RESPONSES = "responses"
+    MESSAGES = "messages"
+    OTHER = "other"
+
+
+class CountKind(StrEnum):
+    """How far a count may be trusted. An estimate never rejects; an upper bound may accept but not reject."""
+
+    EXACT = "exact"
+    UPPER_BOUND = "upper_bound"
+    ESTIMATE = "estimate"
+
+
+@dataclass(frozen=True, slots=True)
+class ChatPrompt:
+    """A conversation to be rendered by the model's chat template, as the client sent it (not yet normalised)."""
+
+    messages: list[dict[str, Any]]
+    tools: list[dict[str, Any]] | None = None
+    tool_choice: Any = None
+    add_generation_prompt: bool = True
+    continue_final_message: bool = False
+    add_special_tokens: bool = False
+    chat_template: str | None = None
+    chat_template_kwargs: Mapping[str, Any] = field(default_factory=dict)
+    documents: list[Any] | None = None
+    reasoning_effort: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class TextPrompts:
+    """One or more raw texts; each is its own prompt for the engine."""
+
+    texts: tuple[str, ...]
+    add_special_tokens: bool = True
+
+
+@dataclass(frozen=True, slots=True)
+class TokenPrompts:
+    """One or more ready token id lists, of which only the lengths matter here."""
+
+    lengths: tuple[int, ...]
+
+
+Prompt = ChatPrompt | TextPrompts | TokenPrompts
+
+
+@dataclass(frozen=True, slots=True)
+class Ask:
+    """One request as its dialect's parser understood it.
+
+    ``output_tokens`` is the output budget the client asked for (``None``: the field is absent, null or ≤ 0) and
+    ``output_field`` the body field that carries it upstream. ``document`` is the parsed body and must not be changed;
+    ``body`` are the client's own bytes, relayed untouched unless a decision changes the request.
+    """
+
+    dialect: Dialect
+    path: str
+    model: str
+    prompt: Prompt | None
+    body: bytes
+    document: Mapping[str, Any]
+    output_tokens: int | None = None
+    output_field: str = "max_tokens"
+    n: int = 1
+    stream: bool = False
+    include_usage: bool = False
+    truncate_prompt_tokens: int | None = None
+    has_media: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Count:
+    """Prompt tokens of a request.
+
+    ``tokens`` is the longest single prompt (what must fit a window); ``total_tokens`` the sum over all prompts of the
+    request (what ``usage.prompt_tokens`` will say). ``source`` names who counted: ``local``, ``backend``, ``estimate``,
+    ``given`` (token ids). ``chain`` holds ``(hash of everything up to here, tokens up to here)`` for prefix matching.
+    """
+
+    tokens: int
+    total_tokens: int
+    kind: CountKind
+    source: str
+    chain: tuple[tuple[int, int], ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Offer:
+    """A backend whose window holds the request, and the output budget it would get there.
+
+    ``output_tokens`` is ``None`` when nothing bounds it but the window itself (the body is then left as it is).
+    """
+
+    backend: str
+    window_tokens: int
+    output_tokens: int | None
+    clamped: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Fits:
+    """The request fits at least one window. ``offers`` are in order of preference."""
+
+    offers: tuple[Offer, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Overflow:
+    """Prompt plus the smallest acceptable output exceed every window.
+
+    ``limit_tokens`` is the most prompt tokens the largest window would take (window − output floor).
+    """
+
+    prompt_tokens: int
+    output_tokens: int
+    window_tokens: int
+    limit_tokens: int
+
+
+Verdict = Fits | Overflow
+
+
+class Health(StrEnum):
+    """What is known of a backend."""
+
+    UNKNOWN = "unknown"
+    UP = "up"
+    DOWN = "down"
+
+
+@dataclass(frozen=True, slots=True)
+class KvView:
+    """KV cache of one backend as the ledger sees it now (all its engines together).
+
+    ``capacity_blocks`` excludes vLLM's null block. ``used_blocks`` is foreign use plus our footprints;
+    ``reserved_blocks`` adds what our running requests are still expected to grow by. ``engine_capacity_blocks`` bounds a single request.
+    ``age_s`` is the age of the observation the ledger last reconciled with.
+    """
+
+    capacity_blocks: int
+    engine_capacity_blocks: int
+    block_size_tokens: int
+    used_blocks: int
+    reserved_blocks: int
+    age_s: float
+
+    @property
+    def free_blocks(self) -> int:
+        """Blocks that could be allocated now, before any expected growth."""
+        return max(0, self.capacity_blocks - self.used_blocks)
+
+
+@dataclass(frozen=True, slots=True)
+class BackendView:
+    """A frozen picture of one backend, for the pure rooms.
+
+    ``kv`` is ``None`` while the KV cache is unknown (no metrics); then placement goes by requests in flight.
+    ``running``/``waiting`` are vLLM's own gauges, ``None`` when unseen; ``in_flight`` are our requests there.
+    """
+
+    name: str
+    url: str
+    health: Health
+    windows: Mapping[str, int]
+    in_flight: int
+    kv: KvView | None = None
+    running: int | None = None
+    waiting: int | None = None
+    accepting: bool = True
+
+
+@dataclass(frozen=True, slots=True)
+class Need:
+    """What placing must find room for. ``output_tokens`` is the expected output, not the whole budget."""
+
+    prompt_tokens: int
+    output_tokens: int
+    n: int = 1
+
+
+@dataclass(frozen=True, slots=True)
+class Waiter:
+    """A request in the queue: its place is ``sequence`` (arrival order); its offers come from ``guard``."""
+
+    sequence: int
+    arrived_s: float
+    deadline_s: float
+    offers: tuple[Offer, ...]
+    need: Mapping[str, Need]
+    excluded: frozenset[str] = frozenset()
+
+
+@dataclass(frozen=True, slots=True)
+class Placed:
+    """Send it there now."""
+
+    sequence: int
+    offer: Offer
+
+
+@dataclass(frozen=True, slots=True)
+class Refused:
+    """It will not be placed: ``reason`` is ``timeout``, ``no_backend`` or ``too_large``."""
+
+    sequence: int
+    reason: str
+
+
+Decision = Placed | Refused
