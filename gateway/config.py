@@ -233,7 +233,10 @@ def load(file: Path | None = None, flags: dict[str, Any] | None = None) -> Setti
 def known_keys(model: type[BaseModel] | None = None, prefix: str = "") -> dict[str, str]:
     """Every key of the tree, dotted, with its description. Lists and maps show their element as ``[]`` and ``NAME``."""
     keys: dict[str, str] = {}
-    elements = {"backends": ("backends[].", BackendSettings), "models": ("models.NAME.", ModelSettings)}
+    elements: dict[str, tuple[str, type[BaseModel]]] = {
+        "backends": ("backends[].", BackendSettings),
+        "models": ("models.NAME.", ModelSettings),
+    }
     for name, info in (model or Settings).model_fields.items():
         annotation = info.annotation
         if not prefix and name in elements:

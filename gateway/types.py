@@ -152,9 +152,9 @@ class Health(StrEnum):
 class KvView:
     """KV cache of one backend as the ledger sees it now (all its engines together).
 
-    ``capacity_blocks`` excludes vLLM's null block. ``used_blocks`` is foreign use plus our footprints;
-    ``reserved_blocks`` adds what our running requests are still expected to grow by. ``engine_capacity_blocks`` bounds a single request.
-    ``age_s`` is the age of the observation the ledger last reconciled with.
+    ``capacity_blocks`` excludes vLLM's null block. ``used_blocks`` is foreign use plus our footprints.
+    ``reserved_blocks`` adds what our running requests are still expected to grow by. ``engine_capacity_blocks`` bounds
+    a single request. ``age_s`` is the age of the observation the ledger last reconciled with.
     """
 
     capacity_blocks: int
