@@ -287,7 +287,7 @@ class Engine:
 
     def _note_admission(self, sequence: _Sequence, cached: int, now_s: float) -> None:
         if sequence.scheduled_s is None:
-            sequence.scheduled_s = now_s
+            sequence.scheduled_s = max(now_s, sequence.arrived_s)  # a late driver may start a step in the past
         if sequence.cached is None:  # vLLM keeps the look-ups of preempted requests apart
             sequence.cached = cached
             if self.config.enable_prefix_caching and not sequence.request.skip_cache:
@@ -343,19 +343,20 @@ class Engine:
         latencies: list[float] = []
         gaps: list[float] = []
         for sequence, count in batch:
+            moment_s = max(ended_s, sequence.scheduled_s or ended_s)
             sequence.computed += count
             if sequence.pending:
                 continue
             planned = sequence.request.output_token_ids
             token = planned[sequence.produced] if len(planned) else None
             if sequence.last_token_s is None:
-                sequence.first_token_s = ended_s
+                sequence.first_token_s = moment_s
                 self.counters.prompt_tokens += len(sequence.request.prompt_token_ids)
                 self.counters.cached_prompt_tokens += sequence.cached or 0
-                latencies.append(ended_s - sequence.arrived_s)
+                latencies.append(moment_s - sequence.arrived_s)
             else:
-                gaps.append(ended_s - sequence.last_token_s)
-            sequence.last_token_s = ended_s
+                gaps.append(moment_s - sequence.last_token_s)
+            sequence.last_token_s = moment_s
             if token is not None:
                 sequence.tokens.append(token)
                 sequence.produced += 1
@@ -363,7 +364,7 @@ class Engine:
             reason = self._end_of(sequence)
             outputs.append(TokenOutput(sequence.request.request_id, token, reason, sequence.cached or 0))
             if reason is not None:
-                finished.append(self._finish(sequence, reason, ended_s))
+                finished.append(self._finish(sequence, reason, moment_s))
         return outputs, latencies, gaps
 
     def _end_of(self, sequence: _Sequence) -> FinishReason | None:
@@ -387,7 +388,7 @@ class Engine:
             arrived_s=sequence.arrived_s,
             scheduled_s=sequence.scheduled_s,
             first_token_s=sequence.first_token_s,
-            finished_s=now_s,
+            finished_s=max(now_s, sequence.arrived_s),
         )
 
     def _drop(self, request_id: str, now_s: float) -> FinishedRequest:

@@ -85,7 +85,7 @@ async def embeddings(service: Service, request: Request, fault: Fault | None) ->
     )
     tally = await until_gone(request, collect(service, job))
     packed = document.get("encoding_format") == "base64"
-    data = []
+    data: list[dict[str, Any]] = []
     for index, prompt in enumerate(prompts):
         vector = service.writer.vector(prompt, dimensions)
         shown: Any = base64.b64encode(struct.pack(f"<{dimensions}f", *vector)).decode() if packed else vector
@@ -99,8 +99,9 @@ async def embeddings(service: Service, request: Request, fault: Fault | None) ->
 async def responses(service: Service, request: Request, fault: Fault | None) -> Response:
     """POST /v1/responses, not stored. Raises ``ApiError``."""
     document = await read_json(request, service.version)
-    chat = {
-        **{key: document[key] for key in ("model", "n", "ignore_eos", "chat_template_kwargs") if key in document},
+    kept = ("model", "ignore_eos", "chat_template_kwargs")
+    chat: dict[str, Any] = {
+        **{key: document[key] for key in kept if key in document},
         "messages": _messages_of_input(document),
         "tools": [_chat_tool(tool) for tool in document.get("tools") or () if tool.get("type") == "function"] or None,
         "request_id": uuid.uuid4().hex,

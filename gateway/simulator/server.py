@@ -29,7 +29,7 @@ from gateway.simulator.wire import TRANSPORT, ClientGone, cut, json_response, re
 Handler = Callable[[Service, Request, Fault | None], Awaitable[Response]]
 
 
-def create_app(options: SimulatorOptions | None = None) -> ASGIApp:
+def create_app(options: SimulatorOptions | None = None) -> Simulator:
     """An ASGI application that is one vLLM server. Its engines run while its lifespan does.
 
     Reads the tokenizer now (and makes the Qwen3 folder first if none is given). ``app.state.service`` is the

@@ -82,7 +82,7 @@ class Service:
         if not isinstance(model, str):
             raise schema_error(self.version, "string_type", ("body", "model"), "Input should be a valid string", model)
         if model not in known:
-            raise unknown_model(self.version, model, known)
+            raise unknown_model(self.version, model, self.options.models)
         return model
 
     def integer(self, document: Mapping[str, Any], key: str, default: int | None = None) -> int | None:
@@ -147,7 +147,7 @@ class Service:
         field: str = "max_tokens",
         text: str | None = None,
     ) -> tuple[list[int], int]:
-        """The prompt (cut if ``truncate_prompt_tokens`` says so) and its output budget in tokens. Raises ``ApiError``."""
+        """The prompt, cut if ``truncate_prompt_tokens`` says so, and its output budget in tokens."""
         window = self.options.max_model_len
         keep = self.integer(document, "truncate_prompt_tokens")
         if keep is not None:
