@@ -1,0 +1,86 @@
+"""The gateway under test: the real ``kvgate serve`` in front of servers, and what a client sees of it."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import time
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import httpx2
+from e2e_metrics import Page, scrape
+from e2e_processes import KvgateProcess
+
+# Generous: the servers share two cores with everything else.
+ANSWER_TIMEOUT_S = 90.0
+
+
+@dataclass(frozen=True)
+class Gateway:
+    """A running gateway. ``http`` is a client whose base URL it is."""
+
+    url: str
+    http: httpx2.Client
+    model: str
+
+    def chat(self, **body: Any) -> httpx2.Response:
+        return self.http.post("/v1/chat/completions", json={"model": self.model, **body})
+
+    def complete(self, prompt: Any, **body: Any) -> httpx2.Response:
+        return self.http.post("/v1/completions", json={"model": self.model, "prompt": prompt, **body})
+
+    def stream(self, path: str, **body: Any) -> contextlib.AbstractContextManager[httpx2.Response]:
+        return self.http.stream("POST", path, json={"model": self.model, "stream": True, **body})
+
+    def metrics(self) -> Page:
+        return scrape(self.url)
+
+    def in_flight(self) -> float:
+        """Everything the gateway holds for requests: in flight, queued, and KV blocks set aside for them."""
+        page = self.metrics()
+        return sum(page.sum(f"kvgate_{name}") for name in HELD)
+
+
+# The gauges that are zero when no request is anywhere in the gateway.
+HELD = ("in_flight_requests", "queue_requests", "queue_bytes")
+
+
+@contextlib.contextmanager
+def serving(urls: Sequence[str], model: str, **environment: str) -> Iterator[Gateway]:
+    """``kvgate serve`` in front of ``urls``, once it has seen the KV cache of each of them."""
+    flags = ["serve", *(part for url in urls for part in ("--backend", url))]
+    process = KvgateProcess("gateway", flags, environment)
+    process.start()
+    try:
+        process.wait_ready("/ready")
+        with httpx2.Client(base_url=process.url, timeout=ANSWER_TIMEOUT_S, trust_env=False) as http:
+            gateway = Gateway(process.url, http, model)
+            eventually(lambda: len(gateway.metrics().named("kvgate_kv_capacity_blocks")) == len(urls))
+            yield gateway
+    finally:
+        status = process.stop()
+    assert status == 0, f"the gateway ended with {status}:\n{process.tail()}"
+
+
+def eventually(condition: Callable[[], bool], timeout_s: float = 10.0) -> float:
+    """Wait until ``condition`` holds; seconds it took. Fails the test when the time is up."""
+    started = time.monotonic()
+    while not condition():
+        assert time.monotonic() - started < timeout_s, f"not within {timeout_s} s: {condition}"
+        time.sleep(0.005)
+    return time.monotonic() - started
+
+
+def events(response: httpx2.Response) -> list[str]:
+    """The data of each event of a finished or running stream, comments left out."""
+    return [line[len("data: ") :] for line in response.iter_lines() if line.startswith("data: ")]
+
+
+def chunks(response: httpx2.Response) -> list[dict[str, Any]]:
+    """The JSON of each event, ``[DONE]`` checked and left out."""
+    data = events(response)
+    assert data[-1] == "[DONE]"
+    assert data.count("[DONE]") == 1
+    return [json.loads(item) for item in data[:-1]]
