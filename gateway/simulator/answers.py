@@ -62,7 +62,9 @@ class Writer:
         self._words = sorted(value for token, value in common.items() if re.fullmatch(r"[Ġ▁][a-z]{2,9}", token))
         if not self._words:  # no word-initial marks: say what can be said
             self._words = sorted(value for token, value in vocabulary.items() if re.fullmatch(r"[a-z]+", token))
-        self._spelling = {vocabulary[token]: token.translate({0x120: " ", 0x2581: " "}) for token in vocabulary}
+        wanted = set(self._words)
+        marks = {0x120: " ", 0x2581: " "}
+        self._spelling = {value: token.translate(marks) for token, value in vocabulary.items() if value in wanted}
         self._full_stop = vocabulary.get(".")
 
     def write(self, prompt_token_ids: Sequence[int], wishes: Wishes, index: int = 0) -> Answer:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import functools
 import json
+import re
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -112,6 +114,20 @@ class Renderer:
         return str(rendered[0])
 
 
+def open_renderer(folder: Path) -> Renderer:
+    """The renderer of a folder, read once a process as long as its tokenizer file does not change."""
+    try:
+        changed_ns = (folder / "tokenizer.json").stat().st_mtime_ns
+    except OSError as error:
+        raise TokenizerUnusable(f"cannot use {folder} as a tokenizer folder: {error}") from error
+    return _opened(folder.resolve(), changed_ns)
+
+
+@functools.lru_cache(maxsize=4)
+def _opened(folder: Path, changed_ns: int) -> Renderer:
+    return Renderer(folder)
+
+
 def _templates(value: object) -> dict[str, str]:
     if isinstance(value, str):
         return {"default": value}
@@ -129,8 +145,6 @@ def _variables(source: str) -> frozenset[str]:
 
 
 def _without_generation(source: str) -> str:
-    import re
-
     return re.sub(r"\{%-?\s*(?:end)?generation\s*-?%\}", "", source)
 
 

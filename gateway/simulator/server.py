@@ -22,7 +22,7 @@ from gateway.simulator.errors import ApiError, anthropic_envelope, envelope
 from gateway.simulator.faults import GENERATION, WATCHING, Fault
 from gateway.simulator.model import default_folder, ensure_model
 from gateway.simulator.options import SimulatorOptions
-from gateway.simulator.rendering import Renderer
+from gateway.simulator.rendering import open_renderer
 from gateway.simulator.service import Service
 from gateway.simulator.wire import TRANSPORT, ClientGone, cut, json_response, read_json, until_gone
 
@@ -37,7 +37,7 @@ def create_app(options: SimulatorOptions | None = None) -> Simulator:
     """
     options = options or SimulatorOptions()
     folder = options.tokenizer if options.tokenizer is not None else ensure_model(default_folder())
-    return Simulator(Service(options, Renderer(folder)))
+    return Simulator(Service(options, open_renderer(folder)))
 
 
 class Simulator:
