@@ -10,7 +10,7 @@ from urllib.parse import urlsplit
 
 import httpx2
 from e2e_metrics import Page, scrape
-from e2e_processes import KvgateProcess, free_port
+from e2e_processes import PLAIN, KvgateProcess, free_port
 from vllm_server import VllmServer
 
 from gateway.simulator.model import default_folder, ensure_model
@@ -39,7 +39,7 @@ class Backend:
 
     @classmethod
     def at(cls, url: str) -> Backend:
-        card = httpx2.get(f"{url}/v1/models", timeout=10, trust_env=False).json()["data"][0]
+        card = httpx2.get(f"{url}/v1/models", timeout=10, **PLAIN).json()["data"][0]
         (info,) = scrape(url).named("vllm:cache_config_info")
         blocks, block_size = int(info.labels["num_gpu_blocks"]), int(info.labels["block_size"])
         return cls(url, card["max_model_len"], blocks - 1, block_size)
@@ -87,7 +87,7 @@ class Backends:
         """Messages whose prompt has exactly ``tokens`` tokens, by the server's own count."""
         if not self.chat_overhead:
             body = {"model": self.model, "messages": [{"role": "user", "content": " a"}]}
-            answer = httpx2.post(f"{self.large.url}/tokenize", json=body, timeout=30, trust_env=False)
+            answer = httpx2.post(f"{self.large.url}/tokenize", json=body, timeout=30, **PLAIN)
             self.chat_overhead.append(answer.json()["count"] - 1)
         return [{"role": "user", "content": " a" * (tokens - self.chat_overhead[0])}]
 

@@ -11,7 +11,7 @@ from typing import Any
 
 import httpx2
 from e2e_metrics import Page, scrape
-from e2e_processes import KvgateProcess
+from e2e_processes import PLAIN, KvgateProcess
 
 # Generous: the servers share two cores with everything else.
 ANSWER_TIMEOUT_S = 90.0
@@ -48,16 +48,23 @@ HELD = ("in_flight_requests", "queue_requests", "queue_bytes")
 
 
 @contextlib.contextmanager
-def serving(urls: Sequence[str], model: str, **environment: str) -> Iterator[Gateway]:
-    """``kvgate serve`` in front of ``urls``, once it has seen the KV cache of each of them."""
+def serving(
+    urls: Sequence[str], model: str, settings: dict[str, str] | None = None, *, seen: int | None = None
+) -> Iterator[Gateway]:
+    """``kvgate serve`` in front of ``urls``, once it has seen the KV cache of ``seen`` (all) of them.
+
+    ``settings`` are environment variables without their prefix, such as ``FLEET__SCRAPE_INTERVAL_S``.
+    """
     flags = ["serve", *(part for url in urls for part in ("--backend", url))]
+    environment = {f"KVGATE_{key}": value for key, value in (settings or {}).items()}
+    expected = len(urls) if seen is None else seen
     process = KvgateProcess("gateway", flags, environment)
     process.start()
     try:
         process.wait_ready("/ready")
-        with httpx2.Client(base_url=process.url, timeout=ANSWER_TIMEOUT_S, trust_env=False) as http:
+        with httpx2.Client(base_url=process.url, timeout=ANSWER_TIMEOUT_S, **PLAIN) as http:
             gateway = Gateway(process.url, http, model)
-            eventually(lambda: len(gateway.metrics().named("kvgate_kv_capacity_blocks")) == len(urls))
+            eventually(lambda: len(gateway.metrics().named("kvgate_kv_capacity_blocks")) >= expected)
             yield gateway
     finally:
         status = process.stop()

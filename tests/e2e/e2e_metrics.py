@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 import httpx2
+from e2e_processes import PLAIN
 from prometheus_client.parser import text_string_to_metric_families
 
 
@@ -41,6 +42,6 @@ class Page:
 
 def scrape(url: str) -> Page:
     """The page at ``url``/metrics now."""
-    response = httpx2.get(f"{url}/metrics", timeout=10, trust_env=False)
+    response = httpx2.get(f"{url}/metrics", timeout=10, **PLAIN)
     response.raise_for_status()
     return Page(response.text)

@@ -11,7 +11,7 @@ import pytest
 from e2e_backends import LARGE, MODEL, SMALL, simulated
 from e2e_cases import says
 from e2e_gateway import Gateway, events, eventually, serving
-from e2e_processes import KvgateProcess
+from e2e_processes import PLAIN, KvgateProcess
 
 
 @dataclass(frozen=True)
@@ -24,7 +24,7 @@ class Scene:
 
 
 def break_it(server: KvgateProcess, fault: str | None) -> None:
-    httpx2.post(f"{server.url}/simulator/fault", json={"fault": fault}, trust_env=False).raise_for_status()
+    httpx2.post(f"{server.url}/simulator/fault", json={"fault": fault}, **PLAIN).raise_for_status()
 
 
 @pytest.fixture(scope="module")
@@ -37,8 +37,7 @@ def servers() -> Iterator[tuple[KvgateProcess, KvgateProcess]]:
 def scene(servers: tuple[KvgateProcess, KvgateProcess]) -> Iterator[Scene]:
     """A new gateway each time, so that no breaker is left open by the test before."""
     first, second = servers
-    settings = {"KVGATE_RELAY__IDLE_TIMEOUT_S": "1", "KVGATE_FLEET__DISCOVER_INTERVAL_S": "1"}
-    with serving([first.url, second.url], MODEL, **settings) as gateway:
+    with serving([first.url, second.url], MODEL, {"RELAY__IDLE_TIMEOUT_S": "1"}) as gateway:
         yield Scene(gateway, first, second)
         for server in servers:
             break_it(server, None)
@@ -107,7 +106,7 @@ def test_a_server_that_comes_up_later_joins(scene: Scene) -> None:
     prompt = [100] * (window - 10)
     assert scene.gateway.complete(prompt, max_tokens=2).headers["x-kvgate-backend"] == label(scene.second)
     late = KvgateProcess("late", ["simulate", "--model", MODEL, "--max-model-len", "32768", "--block-size", "32"])
-    with serving([scene.first.url, late.url], MODEL, KVGATE_FLEET__DISCOVER_INTERVAL_S="0.5", backends_up="1") as other:
+    with serving([scene.first.url, late.url], MODEL, {"FLEET__DISCOVER_INTERVAL_S": "0.5"}, seen=1) as other:
         refused = other.complete(prompt, max_tokens=2)
         assert refused.json()["error"]["code"] == "context_length_exceeded"
         late.start()

@@ -1,4 +1,4 @@
-"""More requests at once than the KV cache holds: through the gateway none is preempted, straight at the server some are."""
+"""More requests at once than the KV cache holds: the gateway lets none be preempted, the server alone some."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ import httpx2
 import pytest
 from e2e_backends import Backend, Backends
 from e2e_gateway import Gateway, eventually, serving
+from e2e_processes import PLAIN
 
 REQUESTS = 12
 
@@ -39,7 +40,7 @@ def long_requests(backend: Backend, model: str, salt: int) -> list[dict[str, Any
 
 
 async def all_at_once(url: str, bodies: list[dict[str, Any]]) -> list[httpx2.Response]:
-    async with httpx2.AsyncClient(timeout=300, trust_env=False) as client:
+    async with httpx2.AsyncClient(timeout=300, **PLAIN) as client:
         return await asyncio.gather(*(client.post(f"{url}/v1/completions", json=body) for body in bodies))
 
 
@@ -74,7 +75,7 @@ async def test_requests_that_wait_and_hang_up_leave_the_queue(small_only: Gatewa
     bodies = long_requests(backends.small, backends.model, 4)
 
     async def impatient(body: dict[str, Any]) -> None:
-        async with httpx2.AsyncClient(timeout=1.0, trust_env=False) as client:
+        async with httpx2.AsyncClient(timeout=1.0, **PLAIN) as client:
             with pytest.raises(httpx2.ReadTimeout):
                 await client.post(f"{small_only.url}/v1/completions", json=body)
 

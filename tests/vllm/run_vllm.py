@@ -44,7 +44,9 @@ def main() -> int:
     signal.signal(signal.SIGTERM, _interrupt)
     try:
         started = time.monotonic()
-        print(f"kvgate: starting vLLM twice on CPU (logs in {servers[0].log.parent}); this takes a minute ...", flush=True)
+        print(
+            f"kvgate: starting vLLM twice on CPU (logs in {servers[0].log.parent}); this takes a minute ...", flush=True
+        )
         for server in servers:
             server.start()
         for server in servers:

@@ -6,6 +6,7 @@ that this module started and that it ends; nothing else is touched.
 
 from __future__ import annotations
 
+import contextlib
 import os
 import signal
 import subprocess
@@ -103,10 +104,8 @@ class VllmServer:
             except subprocess.TimeoutExpired:
                 self._process.kill()
                 self._process.wait()
-        try:
+        with contextlib.suppress(ProcessLookupError):
             os.killpg(group, signal.SIGKILL)  # an engine process that outlived its parent
-        except ProcessLookupError:
-            pass
         self._process = None
 
     def tail(self, lines: int = 40) -> str:
