@@ -9,6 +9,7 @@ import sys
 import time
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 import httpx2
 
@@ -18,7 +19,7 @@ READY_TIMEOUT_S = 60.0
 STOP_TIMEOUT_S = 20.0
 
 # For requests to loopback: no proxy of the environment, and no certificates read at each call (20 ms).
-PLAIN: dict[str, bool] = {"trust_env": False, "verify": False}
+PLAIN: dict[str, Any] = {"trust_env": False, "verify": False}
 
 
 class ProcessFailed(RuntimeError):

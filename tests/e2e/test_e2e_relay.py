@@ -213,7 +213,7 @@ def test_the_sdk_streams(sdk: openai.OpenAI, backends: Backends) -> None:
     stream = sdk.chat.completions.create(
         model=backends.model,
         messages=[{"role": "user", "content": "hi"}],
-        tools=[WEATHER],  # type: ignore[list-item]
+        tools=[WEATHER],
         max_tokens=6,
         stream=True,
         stream_options={"include_usage": True},
