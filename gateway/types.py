@@ -70,7 +70,9 @@ class Ask:
 
     ``output_tokens`` is the output budget the client asked for (``None``: the field is absent, null or ≤ 0) and
     ``output_field`` the body field that carries it upstream. ``document`` is the parsed body and must not be changed;
-    ``body`` are the client's own bytes, relayed untouched unless a decision changes the request.
+    ``body`` are the client's own bytes, relayed untouched unless a decision changes the request. ``min_output_tokens``
+    is the least output the client insists on (vLLM's ``min_tokens``). ``drop_fields`` are body fields that would be
+    refused upstream and mean nothing (a budget ≤ 0). ``continuous_usage``: usage was asked for in every chunk.
     """
 
     dialect: Dialect
@@ -86,6 +88,9 @@ class Ask:
     include_usage: bool = False
     truncate_prompt_tokens: int | None = None
     has_media: bool = False
+    min_output_tokens: int = 0
+    drop_fields: tuple[str, ...] = ()
+    continuous_usage: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -175,7 +180,9 @@ class BackendView:
     """A frozen picture of one backend, for the pure rooms.
 
     ``kv`` is ``None`` while the KV cache is unknown (no metrics); then placement goes by requests in flight.
-    ``running``/``waiting`` are vLLM's own gauges, ``None`` when unseen; ``in_flight`` are our requests there.
+    ``running``/``waiting`` are vLLM's own gauges, ``None`` when unseen; ``in_flight`` are our requests there, and
+    ``pending_prompt_tokens`` the prompts of those that have not begun to answer. ``accepting`` is false while nothing
+    may be sent for a moment (a recovering backend is being tried), ``draining`` when an operator wants no more there.
     """
 
     name: str
@@ -187,20 +194,42 @@ class BackendView:
     running: int | None = None
     waiting: int | None = None
     accepting: bool = True
+    draining: bool = False
+    pending_prompt_tokens: int = 0
+
+
+def footprint_blocks(prompt_tokens: int, output_tokens: int, n: int, block_size_tokens: int) -> int:
+    """KV blocks held by ``n`` sequences of ``output_tokens`` each after one prompt.
+
+    The prompt's full blocks are held once, its last, partial block and all that follows once a sequence: so shares
+    vLLM's prefix cache, which is on by default since V1 (``v1/core/kv_cache_manager.py``).
+    """
+    if n <= 1:
+        return -(-(prompt_tokens + output_tokens) // block_size_tokens)
+    full, rest = divmod(prompt_tokens, block_size_tokens)
+    return full + n * -(-(rest + output_tokens) // block_size_tokens)
 
 
 @dataclass(frozen=True, slots=True)
 class Need:
-    """What placing must find room for. ``output_tokens`` is the expected output, not the whole budget."""
+    """What placing must find room for. ``output_tokens`` is the expected output of one sequence, not its budget."""
 
     prompt_tokens: int
     output_tokens: int
     n: int = 1
 
+    def blocks(self, block_size_tokens: int) -> int:
+        """KV blocks when the expected output has been generated."""
+        return footprint_blocks(self.prompt_tokens, self.output_tokens, self.n, block_size_tokens)
+
 
 @dataclass(frozen=True, slots=True)
 class Waiter:
-    """A request in the queue: its place is ``sequence`` (arrival order); its offers come from ``guard``."""
+    """A request in the queue: its place is ``sequence`` (arrival order); its offers come from ``guard``.
+
+    ``backends`` are the names of its offers less ``excluded``; whoever holds the queue keeps one object for equal sets,
+    which makes a queue of a thousand cheap to look through.
+    """
 
     sequence: int
     arrived_s: float
@@ -208,6 +237,8 @@ class Waiter:
     offers: tuple[Offer, ...]
     need: Mapping[str, Need]
     excluded: frozenset[str] = frozenset()
+    model: str = ""
+    backends: frozenset[str] = frozenset()
 
 
 @dataclass(frozen=True, slots=True)
