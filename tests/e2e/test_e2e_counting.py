@@ -9,6 +9,7 @@ import pytest
 from e2e_backends import Backends
 from e2e_cases import CASES, says
 from e2e_gateway import Gateway, chunks
+from e2e_metrics import Page
 
 WORDS = "The quick brown fox; el veloz murciélago — 快速的狐狸 🦊.\n"
 
@@ -73,7 +74,7 @@ def test_the_gateway_checks_itself_against_usage(gateway: Gateway, backends: Bac
     after = gateway.metrics()
 
     def checks(**labels: str) -> float:
-        def total(page: Any) -> float:
+        def total(page: Page) -> float:
             return sum(sample.value for sample in page.named("kvgate_count_checks_total", **labels))
 
         return total(after) - total(before)
