@@ -17,8 +17,20 @@ BUDGET_FIELDS = ("max_completion_tokens", "max_tokens")
 
 # Types and, where a part names none, keys of content parts that are not text (vLLM entrypoints/chat_utils.py).
 _MEDIA = frozenset(
-    "image_url input_image image image_pil image_embeds audio_url input_audio audio_embeds video_url video_embeds "
-    "prompt_embeds file".split()
+    {
+        "image_url",
+        "input_image",
+        "image",
+        "image_pil",
+        "image_embeds",
+        "audio_url",
+        "input_audio",
+        "audio_embeds",
+        "video_url",
+        "video_embeds",
+        "prompt_embeds",
+        "file",
+    }
 )
 
 

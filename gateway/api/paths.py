@@ -8,8 +8,20 @@ from gateway.types import Dialect
 
 # First segments that exist only under /v1; the others vLLM serves without it (/tokenize, /score, /health ...).
 _UNDER_V1 = frozenset(
-    "audio chat completions embeddings files images load_lora_adapter messages models realtime responses "
-    "unload_lora_adapter".split()
+    {
+        "audio",
+        "chat",
+        "completions",
+        "embeddings",
+        "files",
+        "images",
+        "load_lora_adapter",
+        "messages",
+        "models",
+        "realtime",
+        "responses",
+        "unload_lora_adapter",
+    }
 )
 _SLASHES = re.compile(r"/{2,}")
 _DIALECTS = {

@@ -1,0 +1,200 @@
+"""Server-sent events as bytes: whole events, how many, and the token usage in them.
+
+Runs for every chunk of every stream, so bytes are searched, not parsed; JSON is decoded only where there is usage.
+"""
+
+from __future__ import annotations
+
+import re
+from typing import Any
+
+import orjson
+
+# An event longer than this is passed on as it comes.
+LONGEST_EVENT_BYTES = 8 << 20
+
+# In the JSON of a stream this cannot stand within a string: there, quotes are escaped.
+_USAGE = re.compile(rb'"usage"\s*:\s*\{')
+_EVENT_END = re.compile(rb"\r?\n\r?\n")
+_DATA_LINE = re.compile(rb"^data:[ ]?(.*?)\r?$", re.MULTILINE)
+
+
+class EventSplitter:
+    """Cuts a stream, whose chunks may break anywhere, after the last whole event so far.
+
+    Events end at an empty line; lines end with ``\\n`` or ``\\r\\n``. At most one event is held back.
+    """
+
+    __slots__ = ("_held", "_held_bytes", "_last", "_limit_bytes", "_long")
+
+    def __init__(self, limit_bytes: int = LONGEST_EVENT_BYTES) -> None:
+        self._held: list[bytes] = []
+        self._held_bytes = 0
+        self._last = b""
+        self._limit_bytes = limit_bytes
+        self._long = False
+
+    def feed(self, chunk: bytes) -> bytes:
+        """The whole events that ``chunk`` completes, or nothing; the rest is held.
+
+        An event beyond the limit is returned in pieces as they come.
+        """
+        if not self._held and not self._long and chunk.endswith(b"\n\n"):
+            return chunk
+        return self._feed(chunk)
+
+    def flush(self) -> bytes:
+        """What is held when the stream ends: an event without its empty line, or nothing."""
+        rest = b"".join(self._held)
+        self._keep(b"")
+        self._long = False
+        return rest
+
+    def _feed(self, chunk: bytes) -> bytes:
+        seam = self._last + chunk  # an end may straddle two chunks: it is 4 bytes at most
+        bare, returned = seam.rfind(b"\n\n"), seam.rfind(b"\n\r\n")
+        end = max(bare + 2 if bare >= 0 else 0, returned + 3 if returned >= 0 else 0)
+        cut = end - len(self._last)
+        if cut <= 0:
+            return self._hold(chunk, seam)
+        whole = b"".join(self._held) + chunk[:cut]
+        self._long = False
+        self._keep(chunk[cut:])
+        return whole
+
+    def _hold(self, chunk: bytes, seam: bytes) -> bytes:
+        self._last = seam[-3:]
+        if self._long:
+            return chunk
+        self._held.append(chunk)
+        self._held_bytes += len(chunk)
+        if self._held_bytes <= self._limit_bytes:
+            return b""
+        piece = b"".join(self._held)
+        self._held, self._held_bytes, self._long = [], 0, True
+        return piece
+
+    def _keep(self, rest: bytes) -> None:
+        self._held = [rest] if rest else []
+        self._held_bytes = len(rest)
+        self._last = rest[-3:]
+
+
+def count_events(data: bytes) -> int:
+    """Events with data in ``data``, whole events; comments and ``[DONE]`` are none. Of vLLM each is a token or more."""
+    count = data.count(b"\ndata:") + data.startswith(b"data:")
+    return count - 1 if b"[DONE]" in data and has_done(data) else count
+
+
+def has_done(data: bytes) -> bool:
+    """Whether the stream's last event, ``[DONE]``, is in ``data``, whole events."""
+    found = data.rfind(b"data: [DONE]")
+    if found < 0:
+        found = data.rfind(b"data:[DONE]")
+    return found == 0 or (found > 0 and data[found - 1] == 0x0A)
+
+
+def has_usage(data: bytes) -> bool:
+    """Whether any event in ``data`` tells usage (a null does not)."""
+    return b'"usage"' in data and _USAGE.search(data) is not None
+
+
+def find_usage(event: bytes) -> dict[str, Any] | None:
+    """The usage object that an event tells, wherever its dialect puts it, or ``None``."""
+    if not has_usage(event):
+        return None
+    document = _document(event)
+    return None if document is None else _usage_in(document)
+
+
+def strip_usage(data: bytes, *, at_end: bool, in_every_chunk: bool) -> tuple[bytes, dict[str, Any] | None]:
+    """Whole events of a chat or completions stream without the usage that the client did not ask for.
+
+    ``at_end``: the last chunk, of usage alone, is wanted; ``in_every_chunk``: the others' usage is. Usage in every
+    chunk is cumulative, and clients that did not ask for it add it up (Cline). Returns the bytes, identical where
+    nothing is taken away, and the last usage seen.
+    """
+    if not has_usage(data):
+        return data, None
+    kept: list[bytes] = []
+    last: dict[str, Any] | None = None
+    for event in split_events(data):
+        document = _document(event) if has_usage(event) else None
+        usage = None if document is None else _usage_in(document)
+        if document is None or usage is None or not isinstance(document.get("usage"), dict):
+            kept.append(event)
+            continue
+        last = usage
+        alone = document.get("choices") == []
+        if at_end if alone else in_every_chunk:
+            kept.append(event)
+        elif not alone:
+            del document["usage"]
+            kept.append(_with_data(event, orjson.dumps(document)))
+    return b"".join(kept), last
+
+
+def split_events(data: bytes) -> list[bytes]:
+    """The events in ``data``, each with its empty line; the last may lack it."""
+    events: list[bytes] = []
+    start = 0
+    for end in _EVENT_END.finditer(data):
+        events.append(data[start : end.end()])
+        start = end.end()
+    if start < len(data):
+        events.append(data[start:])
+    return events
+
+
+def usage_of_json(body: bytes) -> int | None:
+    """``usage.prompt_tokens`` of an answer that is not streamed (``input_tokens`` in the other dialects), if told."""
+    if b'"usage"' not in body:
+        return None
+    try:
+        document = orjson.loads(body)
+    except orjson.JSONDecodeError:
+        return None
+    usage = _usage_in(document) if isinstance(document, dict) else None
+    return None if usage is None else prompt_tokens_of(usage)
+
+
+def prompt_tokens_of(usage: dict[str, Any]) -> int | None:
+    """The prompt tokens a usage object tells."""
+    return _number(usage, "prompt_tokens", "input_tokens")
+
+
+def output_tokens_of(usage: dict[str, Any]) -> int | None:
+    """The generated tokens a usage object tells."""
+    return _number(usage, "completion_tokens", "output_tokens")
+
+
+def _number(usage: dict[str, Any], *names: str) -> int | None:
+    for name in names:
+        value = usage.get(name)
+        if isinstance(value, int) and not isinstance(value, bool):
+            return value
+    return None
+
+
+def _usage_in(document: dict[str, Any]) -> dict[str, Any] | None:
+    for holder in (document, document.get("response"), document.get("message")):
+        if isinstance(holder, dict) and isinstance(holder.get("usage"), dict):
+            usage: dict[str, Any] = holder["usage"]
+            return usage
+    return None
+
+
+def _document(event: bytes) -> dict[str, Any] | None:
+    lines = _DATA_LINE.findall(event)
+    try:
+        document = orjson.loads(lines[0] if len(lines) == 1 else b"\n".join(lines))
+    except orjson.JSONDecodeError:
+        return None
+    return document if isinstance(document, dict) else None
+
+
+def _with_data(event: bytes, data: bytes) -> bytes:
+    """``event`` with its data lines replaced by one."""
+    first, *others = _DATA_LINE.finditer(event)
+    tail = event[others[-1].end(1) :] if others else event[first.end(1) :]
+    return event[: first.start()] + b"data: " + data + tail
