@@ -135,9 +135,14 @@ class RelaySettings(Section):
     """The data path."""
 
     connect_timeout_s: Seconds = Field(default=5.0, description="Longest wait for a connection to a backend.")
-    first_byte_timeout_s: Seconds = Field(default=600.0, description="Longest wait for a backend's first byte.")
+    first_byte_timeout_s: Seconds = Field(default=600.0, description="Longest wait for the first byte of a stream.")
+    answer_timeout_s: Seconds = Field(default=3600.0, description="Longest wait for an answer that is not streamed.")
     idle_timeout_s: Seconds = Field(default=300.0, description="Longest silence within an answer.")
-    retries: int = Field(default=2, ge=0, description="Other backends tried before the first byte.")
+    retries: int = Field(default=2, ge=0, description="Further attempts before the first byte, on other backends.")
+    hold_headers_s: Seconds = Field(
+        default=10.0, description="How long a stream's status waits for its first byte, so that a retry stays possible."
+    )
+    keepalive_s: Seconds = Field(default=15.0, description="Silence in a stream after which a comment is sent.")
 
 
 class Settings(BaseSettings):

@@ -99,5 +99,12 @@ class BackendTimeout(BackendFailed):
     code = "backend_timeout"
 
 
+class BackendBusy(BackendFailed):
+    """Every backend asked answered 503: its own queue limit, or it is only just starting."""
+
+    status = 503
+    code = "backend_busy"
+
+
 class ClientGone(Exception):
     """The client closed its connection. Not an error: there is nobody left to tell."""

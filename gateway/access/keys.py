@@ -1,0 +1,35 @@
+"""API keys: a client shows one as a bearer token (OpenAI) or in ``x-api-key`` (Anthropic)."""
+
+from __future__ import annotations
+
+import hmac
+from collections.abc import Iterable
+
+from pydantic import SecretStr
+
+from gateway.exceptions import Unauthorized
+
+
+class Keys:
+    """The keys that open the gateway; with none, every caller is let in."""
+
+    def __init__(self, keys: Iterable[SecretStr]) -> None:
+        self._keys = tuple(key.get_secret_value().encode() for key in keys)
+
+    def check(self, headers: Iterable[tuple[bytes, bytes]]) -> None:
+        """Raise ``Unauthorized`` unless one of our keys is among ``headers`` (ASGI: lower-case names)."""
+        if not self._keys:
+            return
+        shown = b""
+        for name, value in headers:
+            if name == b"authorization" and value[:7].lower() == b"bearer ":
+                shown = value[7:].strip()
+                break
+            if name == b"x-api-key":
+                shown = value.strip()
+        if not sum(hmac.compare_digest(shown, key) for key in self._keys):  # all are compared: timing tells nothing
+            raise Unauthorized(
+                "Missing API key: send it as `Authorization: Bearer KEY`."
+                if not shown
+                else "Unknown API key: it is none of the gateway's api_keys."
+            )

@@ -1,0 +1,115 @@
+"""The client's side of an exchange: reading its body, answering it, and noticing that it left."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable, Iterable, MutableMapping
+from types import TracebackType
+from typing import Any, Self
+
+from gateway.exceptions import BodyTooLarge, ClientGone
+
+Scope = MutableMapping[str, Any]
+Message = MutableMapping[str, Any]
+Receive = Callable[[], Awaitable[Message]]
+Send = Callable[[Message], Awaitable[None]]
+RawHeaders = list[tuple[bytes, bytes]]
+
+
+def header(scope: Scope, name: bytes) -> str | None:
+    """The first header of that (lower-case) name, decoded; ``None`` if absent."""
+    for key, value in scope["headers"]:
+        if key == name:
+            return bytes(value).decode("latin-1")
+    return None
+
+
+async def read_body(scope: Scope, receive: Receive, limit_bytes: int) -> bytes:
+    """The whole request body. Raises ``BodyTooLarge`` beyond ``limit_bytes`` and ``ClientGone`` if it breaks off."""
+    declared = header(scope, b"content-length")
+    if declared is not None and declared.isdigit() and int(declared) > limit_bytes:
+        raise _too_large(limit_bytes)
+    parts: list[bytes] = []
+    size = 0
+    while True:
+        message = await receive()
+        if message["type"] == "http.disconnect":
+            raise ClientGone
+        part = message.get("body", b"")
+        if part:
+            size += len(part)
+            if size > limit_bytes:
+                raise _too_large(limit_bytes)
+            parts.append(part)
+        if not message.get("more_body", False):
+            return parts[0] if len(parts) == 1 else b"".join(parts)
+
+
+class Client:
+    """Answers one request. Within ``async with``, the running task is cancelled as soon as the client hangs up, and the
+    cancellation leaves the block as ``ClientGone``.
+
+    ``started`` tells whether a status line was sent: after that no other status can be.
+    """
+
+    __slots__ = ("_ended", "_gone", "_receive", "_send", "_task", "_watcher", "started")
+
+    def __init__(self, receive: Receive, send: Send) -> None:
+        self._receive = receive
+        self._send = send
+        self._task: asyncio.Task[Any] | None = None
+        self._watcher: asyncio.Task[None] | None = None
+        self._gone = False
+        self._ended = False
+        self.started = False
+
+    async def __aenter__(self) -> Self:
+        self._task = asyncio.current_task()
+        self._watcher = asyncio.create_task(self._watch())
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        assert self._watcher is not None
+        assert self._task is not None
+        self._watcher.cancel()
+        if self._gone:
+            remaining = self._task.uncancel()
+            if remaining == 0:  # else the server is shutting down, and its own cancellation goes on
+                raise ClientGone from None
+
+    async def start(self, status: int, headers: Iterable[tuple[str, str]]) -> None:
+        """Send the status line and headers."""
+        self.started = True
+        raw = [(name.encode("latin-1"), value.encode("latin-1", "replace")) for name, value in headers]
+        await self._send({"type": "http.response.start", "status": status, "headers": raw})
+
+    async def body(self, data: bytes) -> None:
+        """Send a part of the body; waits while the client reads too slowly."""
+        await self._send({"type": "http.response.body", "body": data, "more_body": True})
+
+    async def end(self, data: bytes = b"") -> None:
+        """Send the last part of the body."""
+        # Once the answer is complete the server reports a disconnect; it must not be taken for a hang-up.
+        self._ended = True
+        await self._send({"type": "http.response.body", "body": data, "more_body": False})
+
+    async def answer(self, status: int, headers: Iterable[tuple[str, str]], body: bytes) -> None:
+        """Send a whole answer."""
+        await self.start(status, [*headers, ("content-length", str(len(body)))])
+        await self.end(body)
+
+    async def _watch(self) -> None:
+        while (await self._receive())["type"] != "http.disconnect":
+            pass
+        if not self._ended:
+            assert self._task is not None
+            self._gone = True
+            self._task.cancel()
+
+
+def _too_large(limit_bytes: int) -> BodyTooLarge:
+    return BodyTooLarge(
+        f"The request body is larger than {limit_bytes} bytes. Send less, or raise max_body_bytes of the gateway."
+    )
