@@ -19,7 +19,7 @@ _LONGEST_QUOTE = 300
 
 @dataclass(frozen=True, slots=True)
 class UpstreamError:
-    """What a backend's error body says. ``shape``: ``nested`` as OpenAI's, ``anthropic`` as Anthropic's, or ``other``."""
+    """What a backend says is wrong. ``shape``: ``nested`` as OpenAI words it, ``anthropic``, or ``other``."""
 
     message: str
     type: str
