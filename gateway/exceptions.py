@@ -43,6 +43,16 @@ class Unauthorized(GatewayError):
     code = "invalid_api_key"
 
 
+class NoRoute(GatewayError):
+    """Nothing is served at this path (404), or not with this method (405)."""
+
+    code = "not_found"
+
+    def __init__(self, message: str, status: int) -> None:
+        super().__init__(message)
+        self.status = status
+
+
 class UnknownModel(GatewayError):
     """No backend serves this name. ``known`` are the names that would work."""
 

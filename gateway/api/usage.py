@@ -146,16 +146,16 @@ def split_events(data: bytes) -> list[bytes]:
     return events
 
 
-def usage_of_json(body: bytes) -> int | None:
-    """``usage.prompt_tokens`` of an answer that is not streamed (``input_tokens`` in the other dialects), if told."""
-    if b'"usage"' not in body:
-        return None
-    try:
-        document = orjson.loads(body)
-    except orjson.JSONDecodeError:
-        return None
-    usage = _usage_in(document) if isinstance(document, dict) else None
-    return None if usage is None else prompt_tokens_of(usage)
+def json_usage(body: bytes) -> tuple[int | None, int | None]:
+    """Prompt and output tokens that an answer which is not streamed tells, each ``None`` if it does not.
+
+    Raises ``ValueError`` if ``body`` is no JSON object.
+    """
+    document = orjson.loads(body)
+    if not isinstance(document, dict):
+        raise ValueError("not a JSON object")
+    usage = _usage_in(document) or {}
+    return prompt_tokens_of(usage), output_tokens_of(usage)
 
 
 def prompt_tokens_of(usage: dict[str, Any]) -> int | None:

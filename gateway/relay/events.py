@@ -1,4 +1,4 @@
-"""A stream of events as the relay sees it: what to pass on, how many tokens came, what usage it told, whether it ended."""
+"""A stream of events as the relay sees it: what to pass on, how many tokens came, what usage it told, its end."""
 
 from __future__ import annotations
 

@@ -17,7 +17,16 @@ from gateway.relay.upstream import UpstreamResponse
 KEEPALIVE = b": keep-alive\n\n"  # Continue ends a stream at a line that starts with ": ping"
 
 HOP_BY_HOP = frozenset(
-    "connection keep-alive proxy-authenticate proxy-authorization te trailer transfer-encoding upgrade".split()
+    (
+        "connection",
+        "keep-alive",
+        "proxy-authenticate",
+        "proxy-authorization",
+        "te",
+        "trailer",
+        "transfer-encoding",
+        "upgrade",
+    )
 )
 # Written anew by us or by our server.
 REPLACED = HOP_BY_HOP | {"content-length", "date", "server", "x-request-id"}

@@ -62,7 +62,7 @@ class UpstreamResponse:
         self.close()
 
     def close(self) -> None:
-        """Close the connection unless the answer was read to its end: vLLM then aborts and frees the request's blocks."""
+        """Close the connection unless the answer was read to its end: vLLM then aborts and frees its blocks."""
         self._response.close()
 
     def release(self) -> None:

@@ -1,0 +1,184 @@
+"""Assembly: the rooms wired together, the routes, and the life of the server."""
+
+from __future__ import annotations
+
+import contextlib
+import time
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mapping
+from typing import Any
+
+import httpx2
+import orjson
+from starlette.applications import Starlette
+from starlette.exceptions import HTTPException
+from starlette.requests import Request
+from starlette.responses import Response
+from starlette.routing import Route
+
+from gateway import __version__
+from gateway.access.keys import Keys
+from gateway.api.errors import error_response
+from gateway.api.models import ModelRecord, model_body, model_info_body, models_body
+from gateway.api.paths import dialect_of, normalise
+from gateway.config import Settings
+from gateway.exceptions import GatewayError, NoRoute
+from gateway.fleet.fleet import Fleet
+from gateway.observe.metrics import CONTENT_TYPE, Gauge, Metrics
+from gateway.relay.client import Receive, Scope, Send
+from gateway.relay.gate import Gate
+from gateway.relay.upstream import Upstream
+from gateway.serving import Serving
+from gateway.tokens.service import Counter
+from gateway.types import Dialect
+
+# Paths a backend answers beside /v1 (vLLM serves these without it).
+RELAYED_PREFIXES = ("/v1/", "/v2/", "/tokenize", "/detokenize", "/pooling", "/score", "/rerank", "/classify")
+
+# Paths no key is asked for, as at vLLM: probes and Prometheus have none.
+OPEN_PATHS = frozenset({"/", "/health", "/ready", "/metrics"})
+
+
+class App:
+    """The ASGI application. ``serving`` takes what a backend must answer; the rest is answered here."""
+
+    def __init__(self, settings: Settings) -> None:
+        self.settings = settings
+        self.metrics = Metrics()
+        self.fleet = Fleet(settings, self._changed)
+        self.gate = Gate(self.fleet, settings.placing)
+        self.counter = Counter(settings.counting, settings.models, self._post)
+        self.upstream = Upstream(settings.relay)
+        self.serving = Serving(settings, self.fleet, self.counter, self.gate, self.upstream, self.metrics)
+        self.metrics.watch(self._gauges)
+        self._keys = Keys(settings.api_keys)
+        self._control: httpx2.AsyncClient | None = None
+        self._started_s = int(time.time())
+        self._own = Starlette(
+            routes=[
+                Route("/", self._root, methods=["GET", "HEAD"]),
+                Route("/health", self._health, methods=["GET", "HEAD"]),
+                Route("/ready", self._ready, methods=["GET", "HEAD"]),
+                Route("/metrics", self._metrics, methods=["GET"]),
+                Route("/v1/models", self._models, methods=["GET"]),
+                Route("/v1/models/{model:path}", self._model, methods=["GET"]),
+                Route("/model/info", self._model_info, methods=["GET"]),
+                Route("/v1/model/info", self._model_info, methods=["GET"]),
+                Route("/kvgate/status", self._status, methods=["GET"]),
+            ],
+            exception_handlers={HTTPException: _no_route, GatewayError: _gateway_error},
+            lifespan=self._lifespan,
+        )
+        self._own_paths = {route.path for route in self._own.routes if isinstance(route, Route)}
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Serve one HTTP request, or the server's life span."""
+        if scope["type"] == "http":
+            path = scope["path"] = normalise(scope["path"])
+            if not self._is_own(path) and path.startswith(RELAYED_PREFIXES):
+                await self.serving.handle(scope, receive, send, dialect_of(path))
+                return
+        await self._own(scope, receive, send)
+
+    def _is_own(self, path: str) -> bool:
+        return path in self._own_paths or path.startswith("/v1/models/")
+
+    @contextlib.asynccontextmanager
+    async def _lifespan(self, _: Starlette) -> AsyncIterator[None]:
+        async with self.upstream, httpx2.AsyncClient(trust_env=False, follow_redirects=False) as self._control:
+            await self.fleet.start()
+            try:
+                yield
+            finally:
+                await self.fleet.stop()
+
+    def _changed(self) -> None:
+        self.gate.wake()
+
+    async def _post(
+        self, url: str, body: Any, headers: Mapping[str, str], timeout_s: float
+    ) -> tuple[int, dict[str, Any]]:
+        """JSON to a backend's counting endpoint; the answer must be a JSON object (else ``ValueError``)."""
+        assert self._control is not None, "the application has not been started"
+        response = await self._control.post(
+            url,
+            content=orjson.dumps(body),
+            headers={"content-type": "application/json", **headers},
+            timeout=timeout_s,
+        )
+        document = orjson.loads(response.content)
+        if not isinstance(document, dict):
+            raise ValueError("not a JSON object")
+        return response.status_code, document
+
+    async def _root(self, request: Request) -> Response:
+        return _json({"name": "kvgate", "version": __version__, "openai_base_url": f"{request.base_url}v1"})
+
+    async def _health(self, _: Request) -> Response:
+        return Response(status_code=200)
+
+    async def _ready(self, _: Request) -> Response:
+        """200 once a backend is up, else 503: a load balancer should ask this one."""
+        return Response(status_code=200 if self.fleet.is_ready else 503)
+
+    async def _metrics(self, _: Request) -> Response:
+        return Response(self.metrics.text(), headers={"content-type": CONTENT_TYPE})
+
+    async def _models(self, request: Request) -> Response:
+        self._keys.check(request.scope["headers"])
+        return _json_bytes(models_body(self._records(), self._started_s, self.settings.fitting.output_floor_tokens))
+
+    async def _model(self, request: Request) -> Response:
+        self._keys.check(request.scope["headers"])
+        model = self.fleet.resolve(request.path_params["model"])
+        record = next(record for record in self._records() if record.id == model.id)
+        return _json_bytes(model_body(record, self._started_s, self.settings.fitting.output_floor_tokens))
+
+    async def _model_info(self, request: Request) -> Response:
+        self._keys.check(request.scope["headers"])
+        return _json_bytes(model_info_body(self._records(), self.settings.fitting.output_floor_tokens))
+
+    async def _status(self, request: Request) -> Response:
+        self._keys.check(request.scope["headers"])
+        return _json({**self.fleet.describe(), **self.gate.stats()})
+
+    def _records(self) -> list[ModelRecord]:
+        return [ModelRecord(model.id, model.root, model.parent, model.window_tokens) for model in self.fleet.models()]
+
+    def _gauges(self) -> Iterator[Gauge]:
+        yield from self.fleet.gauges()
+        yield from self.gate.gauges()
+
+
+def create_app(settings: Settings) -> App:
+    """The gateway as an ASGI application. It watches its backends from start-up to shutdown."""
+    return App(settings)
+
+
+def _json(document: Any) -> Response:
+    return _json_bytes(orjson.dumps(document))
+
+
+def _json_bytes(body: bytes) -> Response:
+    return Response(body, media_type="application/json")
+
+
+Handler = Callable[[Request, Exception], Awaitable[Response]]
+
+
+async def _no_route(request: Request, error: Exception) -> Response:
+    assert isinstance(error, HTTPException)
+    if error.status_code == 405:
+        return _answer(request, NoRoute(f"{request.url.path} does not take {request.method}.", 405))
+    return _answer(
+        request, NoRoute(f"There is no {request.url.path} here. The OpenAI base URL is {request.base_url}v1.", 404)
+    )
+
+
+async def _gateway_error(request: Request, error: Exception) -> Response:
+    assert isinstance(error, GatewayError)
+    return _answer(request, error)
+
+
+def _answer(request: Request, error: GatewayError) -> Response:
+    status, headers, body = error_response(error, Dialect.CHAT, request.headers.get("x-request-id", ""))
+    return Response(body, status_code=status, headers=dict(headers))

@@ -1,0 +1,63 @@
+"""``kvgate serve``: the gateway, until it is told to stop."""
+
+from __future__ import annotations
+
+import argparse
+import socket
+import sys
+
+from gateway.cli import settings as flags
+
+
+def configure(parser: argparse.ArgumentParser) -> None:
+    """Add the flags of this command."""
+    flags.add_flags(parser)
+    parser.set_defaults(run=run)
+
+
+def run(options: argparse.Namespace) -> int:
+    """Serve until SIGINT or SIGTERM. 2 for wrong settings or an address that cannot be had."""
+    from gateway.config import ConfigError
+
+    try:
+        settings = flags.read(options)
+        if not settings.backends:
+            raise ConfigError("no backend: give --backend http://host:8000, or set backends in kvgate.yaml")
+    except ConfigError as error:
+        print(f"kvgate: {error}", file=sys.stderr)
+        return 2
+
+    import uvicorn
+
+    from gateway import __version__
+    from gateway.app import create_app
+    from gateway.observe import logs
+
+    logs.configure(settings.log_level)
+    family = socket.AF_INET6 if ":" in settings.host else socket.AF_INET
+    listener = socket.socket(family)
+    listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+    try:
+        listener.bind((settings.host, settings.port))
+    except OSError as error:
+        print(f"kvgate: cannot listen on {settings.host}:{settings.port}: {error.strerror}", file=sys.stderr)
+        return 2
+    host = f"[{settings.host}]" if ":" in settings.host else settings.host
+    print(f"kvgate {__version__} listening on http://{host}:{listener.getsockname()[1]}", file=sys.stderr, flush=True)
+    server = uvicorn.Server(
+        uvicorn.Config(
+            create_app(settings),
+            http="httptools",
+            lifespan="on",
+            log_config=None,
+            access_log=False,
+            server_header=False,
+            date_header=False,
+            timeout_keep_alive=75,  # longer than the pools of clients and of proxies in front keep a connection
+            timeout_graceful_shutdown=30,
+            backlog=2048,
+        )
+    )
+    with listener:
+        server.run(sockets=[listener])
+    return 0 if server.started else 1

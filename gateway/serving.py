@@ -1,0 +1,325 @@
+"""The way of a request, top to bottom: parse, count, fit, place, relay; and whatever happens, release.
+
+Nothing is decided here that a pure room can decide, and nothing is held that is not let go in a ``finally``.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import uuid
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+from gateway.access.keys import Keys
+from gateway.api import chat, completions, generic
+from gateway.api.errors import error_response, sse_error
+from gateway.api.rewrite import upstream_body
+from gateway.api.upstream_errors import client_error, read_error
+from gateway.api.usage import json_usage
+from gateway.config import Settings
+from gateway.exceptions import BackendBusy, BackendFailed, ClientGone, ContextOverflow, GatewayError
+from gateway.fleet.fleet import Backend, Fleet, Model
+from gateway.guard.fit import fit
+from gateway.observe.metrics import Metrics
+from gateway.relay.client import Client, Receive, Scope, Send, header, read_body
+from gateway.relay.events import EventStream
+from gateway.relay.exchange import HOP_BY_HOP, Progress, is_event_stream, passed_headers, relay_bytes, relay_events
+from gateway.relay.gate import Gate, Lease
+from gateway.relay.upstream import Upstream, UpstreamResponse
+from gateway.tokens.service import Counter, ServedModel
+from gateway.types import Ask, Count, CountKind, Dialect, Offer, Overflow
+
+log = logging.getLogger("kvgate.serving")
+
+Parse = Callable[[bytes, str | None, str], Ask]
+
+# What a client says to us and not to the backend. Its credentials are ours to check; bodies are relayed uncompressed.
+NOT_FORWARDED = HOP_BY_HOP | {
+    "host",
+    "content-length",
+    "authorization",
+    "x-api-key",
+    "cookie",
+    "accept-encoding",
+    "expect",
+}
+
+PARSERS: dict[Dialect, Parse] = {Dialect.CHAT: chat.parse, Dialect.COMPLETIONS: completions.parse}
+
+# Answers up to this size are read whole, so that their usage can be checked; larger ones are relayed as they come.
+READ_WHOLE_BYTES = 16 << 20
+
+# Statuses after which another backend may do better: it is busy, restarting, or a proxy before it gave up.
+RETRY_STATUSES = frozenset({502, 503, 504})
+
+
+@dataclass(slots=True)
+class Trace:
+    """What one request has become so far, for headers, metrics and the log."""
+
+    request_id: str
+    dialect: Dialect
+    arrived_s: float
+    model: str = "other"
+    outcome: str = "ok"
+    count: Count | None = None
+    queue_wait_s: float = 0.0
+    first_wait_s: float = 0.0
+    called_s: float | None = None
+    progress: Progress = field(default_factory=Progress)
+
+    def waited(self, seconds: float) -> None:
+        """Another wait in the queue is over."""
+        if self.called_s is None:
+            self.first_wait_s = seconds
+        self.queue_wait_s += seconds
+
+
+class Serving:
+    """Answers every request that a backend must work for."""
+
+    def __init__(
+        self, settings: Settings, fleet: Fleet, counter: Counter, gate: Gate, upstream: Upstream, metrics: Metrics
+    ) -> None:
+        self._settings = settings
+        self._fleet = fleet
+        self._counter = counter
+        self._gate = gate
+        self._upstream = upstream
+        self._metrics = metrics
+        self._keys = Keys(settings.api_keys)
+
+    async def handle(self, scope: Scope, receive: Receive, send: Send, dialect: Dialect) -> None:
+        """Serve one HTTP request of ``dialect`` from its first to its last byte."""
+        request_id = header(scope, b"x-request-id") or uuid.uuid4().hex
+        trace = Trace(request_id[:128], dialect, asyncio.get_running_loop().time())
+        client = Client(receive, send)
+        try:
+            self._keys.check(scope["headers"])
+            body = await read_body(scope, receive, self._settings.max_body_bytes)
+            async with client:
+                try:
+                    await self._serve(scope, body, client, trace)
+                except GatewayError as error:
+                    await self._refuse(error, client, trace)
+        except ClientGone:
+            trace.outcome = "client_gone"
+        except GatewayError as error:
+            await self._refuse(error, client, trace)
+        except Exception:
+            log.exception("request %s failed inside the gateway", trace.request_id)
+            await self._refuse(GatewayError("The gateway failed; its log says why. Try again."), client, trace)
+        finally:
+            self._record(trace)
+
+    async def _serve(self, scope: Scope, body: bytes, client: Client, trace: Trace) -> None:
+        parse = PARSERS.get(trace.dialect, generic.parse)
+        ask = parse(body, header(scope, b"content-type"), scope["path"])
+        model = self._fleet.resolve(ask.model)
+        trace.model = model.id
+        count, offers = await self._fitted(ask, model, trace)
+
+        tried: set[str] = set()
+        for attempt in range(self._settings.relay.retries + 1):
+            lease = await self._gate.enter(offers, count.total_tokens, ask.n, len(body), frozenset(tried))
+            try:
+                trace.waited(lease.waited_s)
+                await self._exchange(scope, ask, lease, client, trace)
+                return
+            except BackendFailed as error:
+                backend = lease.backend.name
+                tried.add(backend)
+                if client.started or attempt == self._settings.relay.retries or len(tried) == len(offers):
+                    raise
+                log.warning("request %s: %s failed before its first byte: %s", trace.request_id, backend, error.message)
+                self._metrics.retries.labels(backend).inc()
+            finally:
+                lease.release()
+
+    async def _fitted(self, ask: Ask, model: Model, trace: Trace) -> tuple[Count, tuple[Offer, ...]]:
+        """The count of ``ask`` and the backends whose window holds it. Raises ``ContextOverflow``."""
+        windows = self._fleet.windows(model.id)
+        if ask.prompt is None:
+            # Not rendered here: the size of the body stands in for its need of KV blocks, and the backend judges it.
+            guess = Count(len(ask.body) // 4, len(ask.body) // 4, CountKind.ESTIMATE, "bytes")
+            return guess, tuple(Offer(name, window, None, False) for name, window in sorted(windows.items()))
+        count = await self._counter.count(ask, self._served(model))
+        trace.count = count
+        self._metrics.counts.labels(model.id, count.kind, count.source).inc()
+        override = self._settings.models.get(model.id)
+        floor = override.output_floor_tokens if override else None
+        verdict = fit(ask, count, windows, self._settings.fitting, floor)
+        if isinstance(verdict, Overflow):
+            raise ContextOverflow(verdict)
+        return count, verdict.offers
+
+    def _served(self, model: Model) -> ServedModel:
+        """What counting needs to know of ``model``."""
+        backends = self._fleet.backends_of(model.id)
+        return ServedModel(
+            name=model.id,
+            root=model.root,
+            backends=tuple(backend.url for backend in backends),
+            api_keys={backend.url: backend.api_key for backend in backends if backend.api_key},
+            vllm_version=next((backend.vllm_version for backend in backends if backend.vllm_version), None),
+        )
+
+    async def _exchange(self, scope: Scope, ask: Ask, lease: Lease, client: Client, trace: Trace) -> None:
+        """Send the request to the lease's backend and relay what comes back."""
+        backend = lease.backend
+        if trace.called_s is None:
+            trace.called_s = asyncio.get_running_loop().time()
+        try:
+            response = await self._open(scope, ask, lease, trace)
+            try:
+                self._metrics.upstream_responses.labels(backend.name, f"{response.status // 100}xx").inc()
+                await self._relay(ask, lease, response, client, trace)
+            finally:
+                response.close()
+        except BackendBusy:
+            raise
+        except BackendFailed:
+            self._fleet.note_failure(backend.name)
+            raise
+        self._fleet.note_success(backend.name)
+
+    async def _open(self, scope: Scope, ask: Ask, lease: Lease, trace: Trace) -> UpstreamResponse:
+        relay = self._settings.relay
+        query = scope["query_string"].decode("latin-1")
+        return await self._upstream.open(
+            scope["method"],
+            lease.backend.url + ask.path + (f"?{query}" if query else ""),
+            self._forwarded(scope, lease, trace),
+            upstream_body(ask, lease.offer) if ask.body else None,
+            relay.first_byte_timeout_s if ask.stream else relay.answer_timeout_s,
+        )
+
+    async def _relay(self, ask: Ask, lease: Lease, response: UpstreamResponse, client: Client, trace: Trace) -> None:
+        if response.status in RETRY_STATUSES:
+            await self._give_up_on(response)
+        headers = passed_headers(response) + self._explained(trace, ask, lease)
+        if response.status >= 400:
+            await self._relay_error(ask, lease, response, client, trace)
+        elif is_event_stream(response):
+            headers += [("cache-control", "no-cache"), ("x-accel-buffering", "no")]
+            events = EventStream(ask)
+            await relay_events(
+                client,
+                response,
+                headers,
+                events,
+                lease,
+                trace.progress,
+                self._settings.relay,
+                lambda error: sse_error(error, ask.dialect),
+            )
+        elif response.headers.get("content-type", "").startswith("application/json") and ask.prompt is not None:
+            await self._relay_json(response, client, trace, headers)
+        elif ask.prompt is not None:
+            raise BackendFailed("The backend answered with something that is not JSON. Try again.")
+        else:
+            await relay_bytes(client, response, headers, lease, trace.progress, self._settings.relay)
+        self._check(trace)
+
+    async def _relay_json(
+        self, response: UpstreamResponse, client: Client, trace: Trace, headers: list[tuple[str, str]]
+    ) -> None:
+        """A whole answer: read to its end, so that until then another backend can take over, and its usage checked."""
+        body = await response.read(READ_WHOLE_BYTES)
+        progress = trace.progress
+        progress.first_byte_s = asyncio.get_running_loop().time()
+        try:
+            usage = json_usage(body)
+        except ValueError:
+            raise BackendFailed("The backend answered with something that is not JSON. Try again.") from None
+        progress.prompt_tokens, progress.output_tokens = usage
+        response.release()
+        await client.answer(response.status, headers, body)
+
+    async def _relay_error(
+        self, ask: Ask, lease: Lease, response: UpstreamResponse, client: Client, trace: Trace
+    ) -> None:
+        """A backend's own refusal keeps its meaning; one that clients could misread is worded anew."""
+        body = await response.read(READ_WHOLE_BYTES)
+        response.release()
+        status, headers, body = client_error(
+            response.status, body, ask.dialect, trace.request_id, lease.offer.window_tokens
+        )
+        trace.outcome = f"upstream_{status // 100}xx"
+        explained = [pair for pair in self._explained(trace, ask, lease) if pair[0] != "x-request-id"]
+        await client.answer(status, headers + explained, body)
+
+    async def _give_up_on(self, response: UpstreamResponse) -> None:
+        """Another backend may do better: raise what this one said."""
+        said = read_error(response.status, await response.read(READ_WHOLE_BYTES)).message
+        response.release()
+        if response.status == 503:
+            raise BackendBusy(said)
+        raise BackendFailed(f"The backend answered {response.status}. Try again.")
+
+    def _forwarded(self, scope: Scope, lease: Lease, trace: Trace) -> dict[str, str]:
+        """The client's headers as the backend gets them, with the backend's own credentials."""
+        headers = {
+            name: value.decode("latin-1")
+            for name, value in ((raw.decode("latin-1"), value) for raw, value in scope["headers"])
+            if name not in NOT_FORWARDED and not name.startswith("x-kvgate-")
+        }
+        headers["x-request-id"] = trace.request_id
+        headers["accept-encoding"] = "identity"
+        if lease.backend.api_key:
+            headers["authorization"] = f"Bearer {lease.backend.api_key}"
+        return headers
+
+    def _explained(self, trace: Trace, ask: Ask, lease: Lease) -> list[tuple[str, str]]:
+        """The headers that tell the client what was done. Documented in docs/headers.md."""
+        offer, count = lease.offer, trace.count
+        headers = [
+            ("x-request-id", trace.request_id),
+            ("x-kvgate-backend", lease.backend.name),
+            ("x-kvgate-queue-wait-ms", str(round(trace.queue_wait_s * 1000))),
+        ]
+        if count is not None:
+            headers += [
+                ("x-kvgate-prompt-tokens", str(count.total_tokens)),
+                ("x-kvgate-count-kind", count.kind.value),
+                ("x-kvgate-count-source", count.source),
+                ("x-kvgate-window", str(offer.window_tokens)),
+            ]
+            if offer.output_tokens is not None:
+                headers.append(("x-kvgate-output-tokens", str(offer.output_tokens)))
+            if offer.clamped and ask.output_tokens is not None:
+                headers.append(("x-kvgate-clamped-from", str(ask.output_tokens)))
+        return headers
+
+    def _check(self, trace: Trace) -> None:
+        """Hold our count against the backend's usage, and record both."""
+        progress, count = trace.progress, trace.count
+        if progress.output_tokens is not None:
+            self._metrics.output_tokens.labels(trace.model).inc(progress.output_tokens)
+        if progress.prompt_tokens is None:
+            return
+        self._metrics.prompt_tokens.labels(trace.model).inc(progress.prompt_tokens)
+        if count is not None:
+            error_tokens = self._counter.observe(trace.model, count, progress.prompt_tokens)
+            if error_tokens is not None:
+                self._metrics.checked(trace.model, count, error_tokens)
+
+    async def _refuse(self, error: GatewayError, client: Client, trace: Trace) -> None:
+        """Answer with an error in the caller's dialect, if it can still be answered."""
+        trace.outcome = error.code
+        self._metrics.rejections.labels(error.code).inc()
+        if not client.started:
+            await client.answer(*error_response(error, trace.dialect, trace.request_id))
+
+    def _record(self, trace: Trace) -> None:
+        now_s = asyncio.get_running_loop().time()
+        metrics = self._metrics
+        metrics.requests.labels(trace.dialect, trace.model, trace.outcome).inc()
+        metrics.duration.labels(trace.model).observe(now_s - trace.arrived_s)
+        if trace.called_s is not None:
+            metrics.queue_wait.observe(trace.queue_wait_s)
+            metrics.overhead.observe(max(0.0, trace.called_s - trace.arrived_s - trace.first_wait_s))
+        if trace.progress.first_byte_s is not None:
+            metrics.first_token.labels(trace.model).observe(trace.progress.first_byte_s - trace.arrived_s)
+        log.debug("request %s to %s: %s", trace.request_id, trace.model, trace.outcome)
