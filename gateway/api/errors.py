@@ -83,7 +83,7 @@ def openai_body(error: GatewayError, dialect: Dialect) -> dict[str, Any]:
 def anthropic_body(error: GatewayError, request_id: str | None) -> dict[str, Any]:
     """The body as Anthropic's API words it; an overflow must begin with its phrase (Zed, Claude Code)."""
     message = _too_long(error.overflow) if isinstance(error, ContextOverflow) else message_of(error)
-    kind = _ANTHROPIC_TYPES.get(error.status, "api_error")
+    kind = _ANTHROPIC_TYPES.get(error.status, "invalid_request_error" if error.status < 500 else "api_error")
     body: dict[str, Any] = {"type": "error", "error": {"type": kind, "message": message}}
     if request_id is not None:
         body["request_id"] = request_id

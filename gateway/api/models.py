@@ -15,10 +15,13 @@ _MOST_OUTPUT_TOKENS = 32768
 
 @dataclass(frozen=True, slots=True)
 class ModelRecord:
-    """One served name. ``window_tokens``: the largest window among its backends, ``None`` while unknown."""
+    """One served name. ``root``: the model behind it, ``parent``: the base of an adapter, as vLLM's own card says.
+
+    ``window_tokens``: the largest window among its backends, ``None`` while unknown.
+    """
 
     id: str
-    root: str
+    root: str | None
     parent: str | None
     window_tokens: int | None
 

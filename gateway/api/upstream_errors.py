@@ -95,11 +95,11 @@ def read_overflow(message: str, dialect: Dialect, window_tokens: int | None = No
         window = numbers.get("window", window_tokens)
         if window is None:
             return None
-        output = numbers.get("output", 1 if generative else 0)
-        if "total" in numbers and "output" not in numbers:
-            output = max(0, numbers["total"] - numbers.get("prompt", numbers["total"]))
-        # A lower bound: the text says that the prompt does not fit beside the output.
-        prompt = numbers.get("prompt", max(0, window - output) + (0 if generative else 1))
+        if generative:
+            return Overflow(window + numbers.get("beyond", 0), 1, window, window - 1)
+        output = numbers.get("output", 0)
+        # Without a number of tokens we know only that the prompt does not fit beside the output.
+        prompt = numbers.get("prompt", max(0, window - output) + 1)
         return Overflow(prompt, output, window, max(0, window - output))
     return None
 
@@ -135,7 +135,7 @@ _OVERFLOWS: tuple[tuple[re.Pattern[str], bool], ...] = tuple(
         (rf"{_M}\. However, your request has (?P<prompt>\d+) input tokens", False),
         # 0.6 to 0.10.0, and pooling up to 0.17
         (
-            rf"{_M}\. However, you requested (?P<total>\d+) tokens "
+            rf"{_M}\. However, you requested \d+ tokens "
             r"\((?P<prompt>\d+) in the (?:messages|prompt), (?P<output>\d+) in the completion\)",
             False,
         ),
@@ -150,7 +150,7 @@ _OVERFLOWS: tuple[tuple[re.Pattern[str], bool], ...] = tuple(
             False,
         ),
         # The prompt fills the window, or more of it than there is (images before 0.18).
-        (r"max_tokens must be at least 1, got (?:0|-\d+)", True),
+        (r"max_tokens must be at least 1, got (?:0|-(?P<beyond>\d+))", True),
     )
 )
 

@@ -83,11 +83,13 @@ class EventSplitter:
 def count_events(data: bytes) -> int:
     """Events with data in ``data``, whole events; comments and ``[DONE]`` are none. Of vLLM each is a token or more."""
     count = data.count(b"\ndata:") + data.startswith(b"data:")
-    return count - 1 if b"[DONE]" in data and has_done(data) else count
+    return count - 1 if has_done(data) else count
 
 
 def has_done(data: bytes) -> bool:
     """Whether the stream's last event, ``[DONE]``, is in ``data``, whole events."""
+    if b"[DONE]" not in data:
+        return False
     found = data.rfind(b"data: [DONE]")
     if found < 0:
         found = data.rfind(b"data:[DONE]")
@@ -121,10 +123,10 @@ def strip_usage(data: bytes, *, at_end: bool, in_every_chunk: bool) -> tuple[byt
     for event in split_events(data):
         document = _document(event) if has_usage(event) else None
         usage = None if document is None else _usage_in(document)
-        if document is None or usage is None or not isinstance(document.get("usage"), dict):
+        last = usage or last
+        if document is None or usage is None or "usage" not in document:
             kept.append(event)
             continue
-        last = usage
         alone = document.get("choices") == []
         if at_end if alone else in_every_chunk:
             kept.append(event)

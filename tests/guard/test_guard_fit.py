@@ -243,12 +243,14 @@ def test_a_budget_is_clamped_only_when_it_does_not_fit_and_never_below_the_floor
     verdict = fit(request, exact(tokens), windows, SETTINGS, floor)
     for offer in verdict.offers if isinstance(verdict, Fits) else ():
         left = offer.window_tokens - prompt_upstream(request, tokens, offer.window_tokens)
-        if request.dialect is Dialect.OTHER or request.output_tokens is None:
-            assert not offer.clamped
+        asked = 16 if request.dialect is Dialect.COMPLETIONS else None
+        asked = request.output_tokens or asked
+        if request.dialect is Dialect.OTHER or asked is None:
+            assert (offer.output_tokens, offer.clamped) == (None, False)
             continue
-        assert offer.clamped == (request.output_tokens > left)
-        assert offer.output_tokens == min(request.output_tokens, left)
-        assert offer.output_tokens >= min(floor, request.output_tokens, max(1, offer.window_tokens // 2))
+        assert offer.clamped == (asked > left)
+        assert offer.output_tokens == min(asked, left)
+        assert offer.output_tokens >= min(floor, asked, max(1, offer.window_tokens // 2))
 
 
 @given(ASKS, PROMPTS, WINDOWS, FLOORS)

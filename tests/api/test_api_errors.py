@@ -1,0 +1,246 @@
+"""Errors in the words that clients act upon rightly."""
+
+from __future__ import annotations
+
+import json
+import re
+from typing import Any
+
+import pytest
+from api_clients import ANTHROPIC_CLIENTS, CHAT_CLIENTS, those_who_see_an_overflow
+from hypothesis import given
+from hypothesis import strategies as st
+
+from gateway.api.errors import error_response, overflow_message, sse_error
+from gateway.exceptions import (
+    BackendFailed,
+    BackendTimeout,
+    BadRequest,
+    BodyTooLarge,
+    Busy,
+    ContextOverflow,
+    GatewayError,
+    NoBackend,
+    NoRoute,
+    Unauthorized,
+    UnknownModel,
+)
+from gateway.types import Dialect, Overflow
+
+OVERFLOW = ContextOverflow(Overflow(36864, 4096, 32768, 31744))
+
+# Texts as the gateway raises them.
+OTHERS: list[GatewayError] = [
+    BadRequest("`messages` is missing: it must be an array of message objects.", "messages"),
+    BadRequest("The request body is nested deeper than 254 levels."),
+    BodyTooLarge("The request body is larger than 67108864 bytes. Send less, or raise max_body_bytes of the gateway."),
+    Unauthorized("No API key was given."),
+    UnknownModel("gpt-4", ["Qwen/Qwen3-0.6B", "m"]),
+    Busy("The KV cache is full and 1024 requests are waiting.", 2.2),
+    NoBackend("No backend that serves `m` is up."),
+    BackendFailed("The backend broke the connection."),
+    BackendTimeout("The backend sent nothing for 300 s."),
+    GatewayError("The gateway failed; its log says why. Try again."),
+]
+
+
+def answer(error: GatewayError, dialect: Dialect = Dialect.CHAT) -> tuple[int, dict[str, str], dict[str, Any]]:
+    status, headers, body = error_response(error, dialect, "req-1")
+    assert len(dict(headers)) == len(headers)
+    return status, dict(headers), json.loads(body)
+
+
+def test_the_overflow_body_to_the_letter() -> None:
+    status, headers, body = answer(OVERFLOW)
+    assert status == 400
+    assert headers == {"content-type": "application/json", "x-request-id": "req-1", "x-should-retry": "false"}
+    assert body == {
+        "error": {
+            "message": "This model's maximum context length is 32768 tokens. However, you requested 40960 tokens "
+            "(36864 in the messages, 4096 in the completion). Your input exceeds the context window of this model "
+            "(prompt is too long: 36864 tokens > 32768 maximum). "
+            "Please reduce the length of the messages or completion.",
+            "type": "invalid_request_error",
+            "param": "messages",
+            "code": "context_length_exceeded",
+            "n_prompt_tokens": 36864,
+            "n_ctx": 32768,
+        }
+    }
+
+
+@pytest.mark.parametrize(
+    ("dialect", "param"),
+    [(Dialect.COMPLETIONS, "prompt"), (Dialect.RESPONSES, "input"), (Dialect.OTHER, "input")],
+)
+def test_the_overflow_names_the_field_of_its_dialect(dialect: Dialect, param: str) -> None:
+    assert answer(OVERFLOW, dialect)[2]["error"]["param"] == param
+
+
+def test_a_prompt_that_fits_but_leaves_too_little_is_measured_against_what_it_must_leave() -> None:
+    error = ContextOverflow(Overflow(32000, 4096, 32768, 31744))
+    fields = answer(error)[2]["error"]
+    assert "prompt is too long: 32000 tokens > 31744 maximum" in fields["message"]
+    assert "maximum context length is 32768 tokens. However, you requested 36096 tokens" in fields["message"]
+    assert fields["n_ctx"] == 32768
+
+
+def test_the_overflow_in_anthropics_words_begins_with_the_phrase() -> None:
+    status, headers, body = answer(OVERFLOW, Dialect.MESSAGES)
+    assert (status, headers["request-id"], headers["x-should-retry"]) == (400, "req-1", "false")
+    assert body == {
+        "type": "error",
+        "error": {"type": "invalid_request_error", "message": "prompt is too long: 36864 tokens > 32768 maximum"},
+        "request_id": "req-1",
+    }
+
+
+OVERFLOWS = st.builds(
+    lambda window, floor, beyond, output: Overflow(
+        window - min(floor, window // 2) + beyond, output, window, window - min(floor, window // 2)
+    ),
+    st.integers(16, 1_000_000),
+    st.integers(1, 4096),
+    st.integers(1, 300_000),
+    st.integers(1, 64_000),
+)
+
+
+@given(OVERFLOWS)
+def test_every_client_recognises_every_overflow(overflow: Overflow) -> None:
+    error = ContextOverflow(overflow)
+    status, _, body = error_response(error, Dialect.CHAT, "r")
+    assert those_who_see_an_overflow(status, body) == CHAT_CLIENTS.keys()
+    status, _, body = error_response(error, Dialect.COMPLETIONS, "r")
+    assert those_who_see_an_overflow(status, body) == CHAT_CLIENTS.keys()
+    status, _, body = error_response(error, Dialect.MESSAGES, "r")
+    assert those_who_see_an_overflow(status, body, ANTHROPIC_CLIENTS) == ANTHROPIC_CLIENTS.keys()
+
+
+@given(OVERFLOWS)
+def test_a_proxy_that_loses_the_code_does_not_hide_the_overflow(overflow: Overflow) -> None:
+    body = json.loads(error_response(ContextOverflow(overflow), Dialect.CHAT, "r")[2])
+    body["error"]["code"] = 400
+    assert those_who_see_an_overflow(400, json.dumps(body).encode()) == CHAT_CLIENTS.keys()
+
+
+@given(OVERFLOWS)
+def test_every_sentence_of_an_overflow_is_true_and_plain(overflow: Overflow) -> None:
+    message = overflow_message(overflow)
+    assert "\n" not in message
+    assert not re.search(r"\d,\d", message)
+    assert not re.search(r"rate.?limit|per.?minute|too many requests|time.?out|timed out", message, re.IGNORECASE)
+    total, prompt, output = map(int, re.findall(r"requested (\d+) tokens \((\d+) in .*?, (\d+) in", message)[0])
+    assert total == prompt + output
+    assert prompt == overflow.prompt_tokens
+    longer, limit = map(int, re.findall(r"too long: (\d+) tokens > (\d+) maximum", message)[0])
+    assert longer == prompt
+    assert limit < prompt
+    assert limit <= overflow.window_tokens
+
+
+@pytest.mark.parametrize("error", OTHERS, ids=lambda error: type(error).__name__)
+@pytest.mark.parametrize("dialect", list(Dialect))
+def test_no_other_error_is_taken_for_an_overflow(error: GatewayError, dialect: Dialect) -> None:
+    status, _, body = error_response(error, dialect, "req-1")
+    # Two clients take any 400 of Anthropic's dialect for one; nothing can be said to them.
+    clients = {**ANTHROPIC_CLIENTS} if dialect is Dialect.MESSAGES else CHAT_CLIENTS
+    if dialect is Dialect.MESSAGES:
+        del clients["cline 3"]
+    assert those_who_see_an_overflow(status, body, clients) == set()
+
+
+@pytest.mark.parametrize(
+    ("error", "status", "kind", "code", "anthropic"),
+    [
+        (BadRequest("x", "p"), 400, "invalid_request_error", "invalid_request", "invalid_request_error"),
+        (BodyTooLarge("x"), 400, "invalid_request_error", "body_too_large", "invalid_request_error"),
+        (Unauthorized("x"), 401, "invalid_request_error", "invalid_api_key", "authentication_error"),
+        (UnknownModel("x", ["y"]), 404, "invalid_request_error", "model_not_found", "not_found_error"),
+        (NoRoute("x", 405), 405, "invalid_request_error", "not_found", "invalid_request_error"),
+        (Busy("x", 1), 429, "rate_limit_error", "server_busy", "rate_limit_error"),
+        (NoBackend("x"), 503, "server_error", "no_backend", "overloaded_error"),
+        (BackendFailed("x"), 502, "server_error", "backend_error", "api_error"),
+        (BackendTimeout("x"), 504, "server_error", "backend_timeout", "timeout_error"),
+        (GatewayError("x"), 500, "server_error", "internal_error", "api_error"),
+    ],
+)
+def test_status_and_type_of_each_error(error: GatewayError, status: int, kind: str, code: str, anthropic: str) -> None:
+    got, headers, body = answer(error)
+    assert (got, body["error"]["type"], body["error"]["code"]) == (status, kind, code)
+    assert headers["content-type"] == "application/json"
+    assert isinstance(body["error"]["message"], str)
+    assert set(body["error"]) == {"message", "type", "param", "code"}
+    got, headers, body = answer(error, Dialect.MESSAGES)
+    assert (got, body["type"], body["error"]["type"]) == (status, "error", anthropic)
+    assert headers["request-id"] == body["request_id"] == "req-1"
+
+
+def test_a_bad_request_names_its_field() -> None:
+    assert answer(BadRequest("x", "messages[1]"))[2]["error"]["param"] == "messages[1]"
+    assert answer(BadRequest("x"))[2]["error"]["param"] is None
+
+
+def test_an_unknown_model_is_answered_with_the_known_ones() -> None:
+    fields = answer(UnknownModel("gpt-4", ["a", "b"]))[2]["error"]
+    assert fields["message"] == "The model `gpt-4` does not exist. Available models: a, b."
+    assert fields["param"] == "model"
+
+
+def test_a_refused_key_says_how_to_present_one() -> None:
+    assert answer(Unauthorized("x"))[1]["www-authenticate"] == "Bearer"
+
+
+@pytest.mark.parametrize(
+    ("retry_after_s", "seconds"), [(0.0, 1), (0.2, 1), (2.0, 2), (2.2, 3), (59.0, 59), (60.0, 59), (1e9, 59)]
+)
+def test_busy_says_when_to_come_back_within_a_minute(retry_after_s: float, seconds: int) -> None:
+    _, headers, body = answer(Busy("All places are taken.", retry_after_s))
+    assert headers["retry-after"] == str(seconds)
+    assert headers["retry-after-ms"] == str(seconds * 1000)
+    assert body["error"]["message"] == f"All places are taken. Please try again in {seconds}s."
+    assert "x-should-retry" not in headers
+
+
+def test_a_text_of_several_lines_becomes_one() -> None:
+    assert answer(BadRequest("a\n  b"))[2]["error"]["message"] == "a b"
+
+
+def test_text_that_is_not_unicode_can_be_said() -> None:
+    assert "\\ud800" in error_response(UnknownModel("\ud800", ["é"]), Dialect.CHAT, "r")[2].decode()
+
+
+def test_a_stream_ends_with_an_error_and_done() -> None:
+    for dialect in (Dialect.CHAT, Dialect.COMPLETIONS, Dialect.OTHER):
+        data = sse_error(BackendFailed("The backend broke off."), dialect)
+        first, done, rest = data.split(b"\n\n")
+        assert json.loads(first.removeprefix(b"data: ")) == {
+            "error": {
+                "message": "The backend broke off.",
+                "type": "server_error",
+                "param": None,
+                "code": "backend_error",
+            }
+        }
+        assert (done, rest) == (b"data: [DONE]", b"")
+
+
+def test_a_messages_stream_ends_with_an_event_named_error() -> None:
+    event, data, *rest = sse_error(NoBackend("None is up."), Dialect.MESSAGES).split(b"\n")
+    assert event == b"event: error"
+    assert json.loads(data.removeprefix(b"data: ")) == {
+        "type": "error",
+        "error": {"type": "overloaded_error", "message": "None is up."},
+    }
+    assert rest == [b"", b""]
+
+
+def test_a_responses_stream_ends_with_response_failed() -> None:
+    event, data, *rest = sse_error(OVERFLOW, Dialect.RESPONSES).split(b"\n")
+    failed = json.loads(data.removeprefix(b"data: "))
+    assert event == b"event: response.failed"
+    assert failed["type"] == "response.failed"
+    assert failed["response"]["status"] == "failed"
+    assert failed["response"]["error"]["code"] == "context_length_exceeded"
+    assert "exceeds the context window" in failed["response"]["error"]["message"]
+    assert rest == [b"", b""]
