@@ -92,7 +92,9 @@ class CountingSettings(Section):
 
     local: bool = Field(default=True, description="Count with a local tokenizer where one can be had.")
     hub: bool = Field(default=True, description="Let transformers fetch a tokenizer from the model hub.")
-    segment_cache_entries: int = Field(default=65536, ge=0, description="Segments whose counts are remembered.")
+    segment_cache_bytes: int = Field(
+        default=64 << 20, ge=0, description="Memory of a tokenizer for text segments it has seen; 0 switches it off."
+    )
     backend_timeout_s: Seconds = Field(default=5.0, description="Longest wait for a backend's /tokenize.")
     distrust_after: int = Field(default=2, ge=1, description="Wrong local counts before the backend counts instead.")
 

@@ -1,0 +1,242 @@
+"""Counting with the model's own tokenizer and chat template, in this process: load it, then count prompts with it."""
+
+from __future__ import annotations
+
+import json
+import logging
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import jinja2
+
+from gateway.tokens.encoder import Encoder, best_encoder
+from gateway.tokens.errors import CannotCount, CannotLoad
+from gateway.tokens.messages import ContentFormat, conversation, tools_for_template
+from gateway.tokens.template import ChatTemplate
+from gateway.types import ChatPrompt, Prompt, TextPrompts, TokenPrompts
+
+# Models whose chats vLLM 0.32 renders with code of its own, not with a Jinja template (facts: vllm/config/model.py,
+# renderers/registry.py). Their plain texts are counted here all the same.
+_OWN_RENDERERS = {
+    "GptOssForCausalLM": "openai-harmony",
+    "DeepseekV32ForCausalLM": "vLLM's DeepSeek V3.2 encoder",
+    "DeepseekV4ForCausalLM": "vLLM's DeepSeek V4 encoder",
+    "DeepseekV4ForConditionalGeneration": "vLLM's DeepSeek V4 encoder",
+    "DeepseekV41ForCausalLM": "vLLM's DeepSeek V4.1 encoder",
+    "KimiK3ForConditionalGeneration": "vLLM's Kimi-K3 encoder",
+    "MoonshotKimiaForCausalLM": "vLLM's Kimi-Audio encoder",
+    "InklingForCausalLM": "vLLM's Inkling encoder",
+    "InklingForConditionalGeneration": "vLLM's Inkling encoder",
+}
+
+
+@dataclass(frozen=True, slots=True)
+class TemplateOptions:
+    """What the server was told about chat templates. ``content_format`` ``None`` stands for ``auto``."""
+
+    chat_template: Path | None = None
+    content_format: ContentFormat | None = None
+
+
+class LocalCounter:
+    """Counts prompts of one model. Blocking; safe to call from several threads.
+
+    ``encoder`` and ``note`` say who encodes and why; ``no_chat`` is why chats cannot be counted, if they cannot.
+    """
+
+    def __init__(
+        self,
+        encoder: Encoder,
+        note: str,
+        templates: Mapping[str, ChatTemplate] | None,
+        special_tokens: Mapping[str, Any],
+        options: TemplateOptions,
+        no_chat: str | None,
+    ) -> None:
+        self.encoder = encoder
+        self.note = note
+        self.no_chat = no_chat
+        self._templates = templates or {}
+        self._special_tokens = special_tokens
+        self._options = options
+
+    def count(self, prompt: Prompt, default_kwargs: Mapping[str, Any]) -> tuple[int, ...]:
+        """Tokens of each prompt for the engine, untruncated. Raises ``CannotCount``."""
+        match prompt:
+            case TokenPrompts(lengths=lengths):
+                return lengths
+            case TextPrompts(texts=texts, add_special_tokens=special):
+                return tuple(self.encoder.count(text, special) for text in texts)
+            case ChatPrompt():
+                text = self.render(prompt, default_kwargs)
+                return (self.encoder.count(text, prompt.add_special_tokens),)
+
+    def render(self, prompt: ChatPrompt, default_kwargs: Mapping[str, Any]) -> str:
+        """The text of a chat. ``default_kwargs``: the server's ``--default-chat-template-kwargs``."""
+        if self.no_chat is not None:
+            raise CannotCount(self.no_chat)
+        variables = template_variables(prompt, default_kwargs)
+        if "tools" in variables:
+            tools = variables["tools"]
+            if not isinstance(tools, list) or not all(isinstance(tool, dict) for tool in tools):
+                raise CannotCount("tools in chat_template_kwargs must be a list of objects", refused=True)
+        else:
+            tools = tools_for_template(prompt.tools)
+        template = self._template(tools is not None)
+        messages = conversation(prompt.messages, self._options.content_format or template.content_format)
+        return template.render(messages, tools, variables, self._special_tokens)
+
+    @property
+    def content_format(self) -> ContentFormat:
+        """Of chats without tools. Raises ``CannotCount`` if there is no template."""
+        return self._options.content_format or self._template(False).content_format
+
+    @property
+    def tokenize_differs(self) -> bool:
+        """Whether the server's ``/tokenize`` renders chats in another way than its chat endpoint does."""
+        return self.no_chat is not None and "openai-harmony" in self.no_chat
+
+    def _template(self, with_tools: bool) -> ChatTemplate:
+        """vLLM's order: ``--chat-template``, the processor's (without tools only), the tokenizer's."""
+        order = ["given", *(["tool_use"] if with_tools else ["processor"]), "default"]
+        for name in order:
+            if name in self._templates:
+                return self._templates[name]
+        raise CannotCount("the model has several chat templates and no default")
+
+
+def template_variables(prompt: ChatPrompt, default_kwargs: Mapping[str, Any]) -> dict[str, Any]:
+    """The template kwargs of a request, merged as vLLM 0.32 merges them.
+
+    Server defaults < ``chat_template_kwargs`` < typed fields; ``None`` and ``"auto"`` never override. A reasoning
+    effort switches ``enable_thinking`` unless the request says it itself.
+    """
+    typed: dict[str, Any] = {
+        "add_generation_prompt": prompt.add_generation_prompt,
+        "continue_final_message": prompt.continue_final_message,
+        "documents": prompt.documents,
+        "reasoning_effort": prompt.reasoning_effort,
+    }
+    asked = dict(prompt.chat_template_kwargs)
+    if prompt.reasoning_effort is not None and "enable_thinking" not in asked:
+        typed["enable_thinking"] = prompt.reasoning_effort != "none"
+    return _over(dict(default_kwargs), _over(asked, typed))
+
+
+def _over(under: dict[str, Any], over: Mapping[str, Any]) -> dict[str, Any]:
+    return under | {key: value for key, value in over.items() if value is not None and value != "auto"}
+
+
+def load(source: str, options: TemplateOptions, *, hub: bool, cache_bytes: int) -> LocalCounter:
+    """Load tokenizer and templates of ``source``, a folder or hub id. Blocks for seconds. Raises ``CannotLoad``.
+
+    ``hub``: whether files that are not on this machine may be fetched. Code from the model's repository never runs.
+    """
+    if (Path(source).is_absolute() or source.startswith(".")) and not Path(source).is_dir():
+        raise CannotLoad(f"there is no folder {source} on this machine")
+    # transformers advises to install PyTorch, which nothing here needs.
+    os.environ.setdefault("TRANSFORMERS_NO_ADVISORY_WARNINGS", "1")
+    try:
+        from transformers import AutoTokenizer
+        from transformers.utils import logging as transformers_logging
+    except ImportError as error:
+        raise CannotLoad(f"transformers is not installed: {error}") from None
+    transformers_logging.set_verbosity(logging.ERROR)
+    transformers_logging.disable_progress_bar()
+    offline = not hub or Path(source).is_dir()
+    try:
+        tokenizer = AutoTokenizer.from_pretrained(source, trust_remote_code=False, local_files_only=offline)
+    except Exception as error:  # anything: no network, no such repository, code that would have to run, broken files
+        raise CannotLoad(f"no tokenizer from {source}: {_one_line(error)}") from None
+    files = _Files(source, offline)
+    encoder, note = best_encoder(tokenizer, cache_bytes)
+    no_chat = _own_renderer(files)
+    templates: dict[str, ChatTemplate] = {}
+    if no_chat is None:
+        try:
+            templates = _templates(tokenizer, files, options)
+        except (jinja2.TemplateError, OSError, UnicodeDecodeError) as error:
+            no_chat = f"its chat template cannot be used: {_one_line(error)}"
+        else:
+            no_chat = None if templates else "it has no chat template"
+    return LocalCounter(encoder, note, templates, dict(tokenizer.special_tokens_map), options, no_chat)
+
+
+class _Files:
+    """JSON files beside the tokenizer. An absent or broken one is an empty object."""
+
+    def __init__(self, source: str, offline: bool) -> None:
+        self._source = source
+        self._offline = offline
+
+    def json(self, name: str) -> Mapping[str, Any]:
+        path = self.path(name)
+        if path is None:
+            return {}
+        try:
+            value = json.loads(path.read_text(encoding="utf-8"))
+        except (OSError, ValueError):
+            return {}
+        return value if isinstance(value, dict) else {}
+
+    def path(self, name: str) -> Path | None:
+        from transformers.utils import cached_file
+
+        try:
+            found = cached_file(
+                self._source,
+                name,
+                local_files_only=self._offline,
+                _raise_exceptions_for_missing_entries=False,
+                _raise_exceptions_for_gated_repo=False,
+                _raise_exceptions_for_connection_errors=False,
+            )
+        except OSError:
+            return None
+        return Path(found) if found else None
+
+
+def _own_renderer(files: _Files) -> str | None:
+    architectures = files.json("config.json").get("architectures")
+    for name in architectures if isinstance(architectures, list) else ():
+        if name in _OWN_RENDERERS:
+            return f"its chats are rendered by {_OWN_RENDERERS[name]}"
+    if files.path("tekken.json") is not None:
+        return "its chats are rendered by mistral-common"
+    return None
+
+
+def _templates(tokenizer: Any, files: _Files, options: TemplateOptions) -> dict[str, ChatTemplate]:
+    """Templates by use: ``given``, ``processor``, ``default``, ``tool_use``."""
+    own = tokenizer.chat_template
+    sources: dict[str, str] = {}
+    if isinstance(own, str):
+        sources["default"] = own
+    elif isinstance(own, Mapping):
+        sources = {name: own[name] for name in ("default", "tool_use") if name in own}
+    processor = _processor_template(files)
+    if processor is not None:
+        sources["processor"] = processor
+    if options.chat_template is not None:
+        sources["given"] = options.chat_template.read_text(encoding="utf-8")
+    return {name: ChatTemplate(source) for name, source in sources.items()}
+
+
+def _processor_template(files: _Files) -> str | None:
+    """The chat template of a multimodal model's processor, which vLLM prefers for requests without tools."""
+    processor = files.json("processor_config.json")
+    has_processor = any(
+        "processor_class" in files.json(name) for name in ("preprocessor_config.json", "tokenizer_config.json")
+    )
+    if not has_processor and "processor_class" not in processor:
+        return None
+    template = files.json("chat_template.json").get("chat_template", processor.get("chat_template"))
+    return template if isinstance(template, str) else None
+
+
+def _one_line(error: BaseException) -> str:
+    text = " ".join(str(error).split()) or type(error).__name__
+    return text if len(text) <= 200 else text[:197] + "..."

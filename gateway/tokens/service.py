@@ -1,0 +1,297 @@
+"""The count of a request: from the best source that has one, with its kind, and audited by what backends report.
+
+Sources, best first: ``given`` (token ids), ``local`` (tokenizer and template here), ``backend`` (``/tokenize``),
+``estimate``. A failure of one never reaches the client; the next is asked.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Mapping
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field
+
+from gateway.config import CountingSettings, ModelSettings
+from gateway.tokens.backend import Post, count_at_backend
+from gateway.tokens.errors import CannotCount, CannotLoad
+from gateway.tokens.estimate import Estimator, Size, size_of
+from gateway.tokens.loading import WAIT_S, Loading
+from gateway.tokens.local import LocalCounter, TemplateOptions, load
+from gateway.tokens.probe import PROBES
+from gateway.types import Ask, ChatPrompt, Count, CountKind, Prompt, TextPrompts, TokenPrompts
+
+log = logging.getLogger("kvgate.tokens")
+
+# Rendering and encoding this much takes less than a millisecond; more is counted in a thread.
+INLINE_BYTES = 20_000
+_THREADS = 4
+_PLAIN = ModelSettings()
+
+
+@dataclass(frozen=True, slots=True)
+class ServedModel:
+    """What counting needs to know of a served name.
+
+    ``root`` is the model card's (path or hub id); for a LoRA card the root of its parent. ``backends`` are base URLs
+    that serve the name and are up, any of which may be asked to count; ``api_keys`` maps URLs to bearer keys.
+    """
+
+    name: str
+    root: str
+    backends: tuple[str, ...] = ()
+    api_keys: Mapping[str, str] = field(default_factory=dict)
+    vllm_version: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class MeasuredCount(Count):
+    """A count, and what the audit needs when the backend's usage comes back.
+
+    ``size`` teaches the estimate; ``audited`` is false where a difference is no mistake of the source: media, whose
+    tokens depend on the server's processor, and prompts the server truncates to a window not known here.
+    """
+
+    size: Size | None = None
+    audited: bool = True
+
+
+@dataclass(frozen=True, slots=True)
+class SourceView:
+    """How a model is counted now. ``wrong`` are audited exact counts that usage contradicted, by source."""
+
+    model: str
+    source: str
+    reason: str
+    wrong: Mapping[str, int]
+    tokens_per_byte: float
+
+
+@dataclass(slots=True)
+class _State:
+    """What was learned of one served name, as long as it is the same model on the same vLLM."""
+
+    root: str
+    vllm_version: str | None
+    estimator: Estimator = field(default_factory=Estimator)
+    wrong: dict[str, int] = field(default_factory=dict)
+    distrusted: dict[str, str] = field(default_factory=dict)
+    source: str = "none"
+    reason: str = "no request yet"
+
+
+class Counter:
+    """Counts requests. ``post`` reaches the backends: this room has no HTTP client of its own."""
+
+    def __init__(self, settings: CountingSettings, models: Mapping[str, ModelSettings], post: Post) -> None:
+        self._settings = settings
+        self._models = models
+        self._post = post
+        self._states: dict[str, _State] = {}
+        self._loading = Loading(self._load)
+        self._pool = ThreadPoolExecutor(_THREADS, thread_name_prefix="count")
+
+    async def count(self, ask: Ask, model: ServedModel) -> Count:
+        """Count the prompt of ``ask``. Never raises for what a client sent."""
+        state = self._state(model)
+        prompt = ask.prompt
+        if prompt is None:
+            size = Size((len(ask.body),))
+            return self._counted(state.estimator.estimate(size), CountKind.ESTIMATE, "estimate", ask, size)
+        if isinstance(prompt, TokenPrompts):
+            return self._counted(prompt.lengths, CountKind.EXACT, "given", ask, None)
+        try:
+            lengths = await self._count_locally(prompt, len(ask.body), model, state)
+        except (CannotCount, CannotLoad) as error:
+            log.debug("%s: not counted locally: %s", model.name, error)
+            return await self._count_elsewhere(ask, prompt, model, state, error)
+        self._chose(model.name, state, "local", "")
+        return self._counted(lengths, CountKind.EXACT, "local", ask, None)
+
+    def observe(self, model: str, count: Count, prompt_tokens: int) -> int | None:
+        """Hold ``count`` against the ``usage.prompt_tokens`` that came back; returns ours − theirs.
+
+        ``None``: nothing to compare. Calibrates the estimate, and after ``distrust_after`` wrong exact counts of one
+        source takes the trust from it: a distrusted local counter is no longer asked, a distrusted backend estimates.
+        """
+        state = self._states.get(model)
+        if state is None or prompt_tokens <= 0:
+            return None
+        error_tokens = count.total_tokens - prompt_tokens
+        size, audited = None, True
+        if isinstance(count, MeasuredCount):
+            size, audited = count.size, count.audited
+        if not audited and count.source != "backend":
+            return None if count.kind is CountKind.EXACT else error_tokens
+        if size is not None:
+            state.estimator.learn(size, prompt_tokens)
+        if error_tokens and audited and count.kind is CountKind.EXACT and count.source != "given":
+            state.wrong[count.source] = state.wrong.get(count.source, 0) + 1
+            if state.wrong[count.source] == self._settings.distrust_after:
+                self._distrust(model, state, count.source, f"last by {error_tokens:+d} of {prompt_tokens} tokens")
+        return error_tokens
+
+    async def warm(self, model: ServedModel) -> str:
+        """Load what ``model`` needs, hold it against a backend on fixed conversations, and say how it is counted."""
+        state = self._state(model)
+        options, source = self._options(model)
+        try:
+            local = await self._local(model, wait_s=float("inf"))
+        except CannotLoad as error:
+            line = await self._warm_without(model, state, str(error))
+        else:
+            compared = await self._probe(local, model, state)
+            if local.no_chat is not None:
+                line = f"texts are counted locally, chats are not: {local.no_chat}"
+            elif "local" in state.distrusted:
+                line = f"counted by the backends: {state.distrusted['local']}"
+            else:
+                content = local.content_format
+                line = (
+                    f"counted locally with {source} ({local.encoder.name}: {local.note}; {content} content; {compared})"
+                )
+        line = f"{model.name}: {line}"
+        log.info("%s", line)
+        return line
+
+    def describe(self, model: str) -> SourceView | None:
+        """How ``model`` is counted; ``None`` before its first request or warming."""
+        state = self._states.get(model)
+        if state is None:
+            return None
+        return SourceView(model, state.source, state.reason, dict(state.wrong), state.estimator.tokens_per_byte)
+
+    def close(self) -> None:
+        """Let the threads end."""
+        self._pool.shutdown(wait=False, cancel_futures=True)
+
+    def local(self, model: ServedModel) -> LocalCounter | None:
+        """The local counter of ``model`` if it is loaded."""
+        options, source = self._options(model)
+        ready = self._loading.ready(source, options)
+        return ready if isinstance(ready, LocalCounter) else None
+
+    # Sources
+
+    async def _count_locally(
+        self, prompt: ChatPrompt | TextPrompts, body_bytes: int, model: ServedModel, state: _State
+    ) -> tuple[int, ...]:
+        if "local" in state.distrusted:
+            raise CannotCount(state.distrusted["local"])
+        local = await self._local(model)
+        defaults = self._models.get(model.name, _PLAIN).default_chat_template_kwargs
+        if body_bytes <= INLINE_BYTES and local.encoder.is_fast:
+            return local.count(prompt, defaults)
+        loop = asyncio.get_running_loop()
+        return await loop.run_in_executor(self._pool, local.count, prompt, defaults)
+
+    async def _count_elsewhere(
+        self, ask: Ask, prompt: ChatPrompt | TextPrompts, model: ServedModel, state: _State, why: Exception
+    ) -> Count:
+        size = size_of(prompt)
+        reason = str(why)
+        if not (isinstance(why, CannotCount) and why.refused):
+            try:
+                lengths = await self._ask_backend(prompt, model)
+            except CannotCount as error:
+                reason = f"{reason}; {error.reason}"
+            else:
+                kind = CountKind.EXACT if self._backend_is_exact(prompt, model, state) else CountKind.ESTIMATE
+                self._chose(model.name, state, "backend", str(why))
+                return self._counted(lengths, kind, "backend", ask, size)
+        self._chose(model.name, state, "estimate", reason)
+        return self._counted(state.estimator.estimate(size), CountKind.ESTIMATE, "estimate", ask, size)
+
+    async def _ask_backend(self, prompt: ChatPrompt | TextPrompts, model: ServedModel) -> tuple[int, ...]:
+        return await count_at_backend(
+            self._post,
+            prompt,
+            model.name,
+            model.backends,
+            model.api_keys,
+            model.vllm_version,
+            self._settings.backend_timeout_s,
+        )
+
+    def _backend_is_exact(self, prompt: Prompt, model: ServedModel, state: _State) -> bool:
+        if "backend" in state.distrusted:
+            return False
+        local = self.local(model)
+        return not (isinstance(prompt, ChatPrompt) and local is not None and local.tokenize_differs)
+
+    @staticmethod
+    def _counted(lengths: tuple[int, ...], kind: CountKind, source: str, ask: Ask, size: Size | None) -> Count:
+        limit = ask.truncate_prompt_tokens
+        if limit is not None and limit >= 0:
+            lengths = tuple(min(length, limit) for length in lengths)
+        audited = not ask.has_media and (limit is None or limit >= 0)
+        longest = max(lengths, default=0)
+        if size is None and audited:
+            return Count(longest, sum(lengths), kind, source)
+        return MeasuredCount(longest, sum(lengths), kind, source, size=size, audited=audited)
+
+    # Loading and trust
+
+    def _options(self, model: ServedModel) -> tuple[TemplateOptions, str]:
+        override = self._models.get(model.name, _PLAIN)
+        given = override.chat_template_content_format
+        return TemplateOptions(override.chat_template, None if given == "auto" else given), (
+            override.tokenizer or model.root
+        )
+
+    async def _local(self, model: ServedModel, wait_s: float = WAIT_S) -> LocalCounter:
+        if not self._settings.local:
+            raise CannotLoad("local counting is switched off")
+        options, source = self._options(model)
+        return await self._loading.get(source, options, wait_s)
+
+    def _load(self, source: str, options: TemplateOptions) -> LocalCounter:
+        return load(source, options, hub=self._settings.hub, cache_bytes=self._settings.segment_cache_bytes)
+
+    def _state(self, model: ServedModel) -> _State:
+        """What is known of the model; a backend restarted with another model or vLLM is judged anew."""
+        state = self._states.get(model.name)
+        if state is None or state.root != model.root:
+            state = self._states[model.name] = _State(model.root, model.vllm_version)
+        elif model.vllm_version is not None and state.vllm_version != model.vllm_version:
+            if state.vllm_version is not None:
+                state.wrong.clear()
+                state.distrusted.clear()
+            state.vllm_version = model.vllm_version
+        return state
+
+    def _distrust(self, model: str, state: _State, source: str, why: str) -> None:
+        state.distrusted[source] = f"{source} counts were wrong, {why}"
+        log.warning("%s: %s; it is not trusted until the backend changes", model, state.distrusted[source])
+
+    def _chose(self, model: str, state: _State, source: str, reason: str) -> None:
+        if state.source != source:
+            log.info("%s: counted by source %s%s", model, source, f" ({reason})" if reason else "")
+        state.source, state.reason = source, reason
+
+    async def _probe(self, local: LocalCounter, model: ServedModel, state: _State) -> str:
+        """Compare local counts with a backend's on fixed conversations; what differs is not trusted."""
+        defaults = self._models.get(model.name, _PLAIN).default_chat_template_kwargs
+        loop = asyncio.get_running_loop()
+        equal = 0
+        for prompt in PROBES:
+            try:
+                (ours,) = await loop.run_in_executor(self._pool, local.count, prompt, defaults)
+                (theirs,) = await self._ask_backend(prompt, model)
+            except CannotCount as error:
+                log.debug("%s: probe passed over: %s", model.name, error)
+                continue
+            if ours != theirs:
+                self._distrust(model.name, state, "local", f"the backend counts {theirs} where we count {ours}")
+                break
+            equal += 1
+        return f"equal to the backend on {equal} of {len(PROBES)} probes"
+
+    async def _warm_without(self, model: ServedModel, state: _State, why: str) -> str:
+        try:
+            await self._ask_backend(PROBES[0], model)
+        except CannotCount as error:
+            self._chose(model.name, state, "estimate", f"{why}; {error.reason}")
+            return f"estimated: {why}; {error.reason}"
+        self._chose(model.name, state, "backend", why)
+        return f"counted by the backends' /tokenize: {why}"
