@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
+import logging
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mapping
+from collections.abc import AsyncIterator, Iterator, Mapping
 from typing import Any
 
 import httpx2
@@ -23,6 +25,7 @@ from gateway.api.paths import dialect_of, normalise
 from gateway.config import Settings
 from gateway.exceptions import GatewayError, NoRoute
 from gateway.fleet.fleet import Fleet
+from gateway.observe.gauges import fleet_gauges, queue_gauges
 from gateway.observe.metrics import CONTENT_TYPE, Gauge, Metrics
 from gateway.relay.client import Receive, Scope, Send
 from gateway.relay.gate import Gate
@@ -38,13 +41,21 @@ RELAYED_PREFIXES = ("/v1/", "/v2/", "/tokenize", "/detokenize", "/pooling", "/sc
 OPEN_PATHS = frozenset({"/", "/health", "/ready", "/metrics"})
 
 
+# Start-up waits so long for the backends' first answers; one that is down joins whenever it comes up.
+FIRST_LOOK_S = 3.0
+
+WARM_INTERVAL_S = 0.5
+
+log = logging.getLogger("kvgate")
+
+
 class App:
     """The ASGI application. ``serving`` takes what a backend must answer; the rest is answered here."""
 
     def __init__(self, settings: Settings) -> None:
         self.settings = settings
         self.metrics = Metrics()
-        self.fleet = Fleet(settings, self._changed)
+        self.fleet = Fleet(settings, lambda: self.gate.wake())
         self.gate = Gate(self.fleet, settings.placing)
         self.counter = Counter(settings.counting, settings.models, self._post)
         self.upstream = Upstream(settings.relay)
@@ -86,13 +97,23 @@ class App:
     async def _lifespan(self, _: Starlette) -> AsyncIterator[None]:
         async with self.upstream, httpx2.AsyncClient(trust_env=False, follow_redirects=False) as self._control:
             await self.fleet.start()
+            warming = asyncio.create_task(self._warm())
             try:
+                await self.fleet.wait_until_known(FIRST_LOOK_S)
                 yield
             finally:
+                warming.cancel()
                 await self.fleet.stop()
 
-    def _changed(self) -> None:
-        self.gate.wake()
+    async def _warm(self) -> None:
+        """Load each model's tokenizer as soon as the model is known, so that no request waits for it."""
+        warm: set[str] = set()
+        while True:
+            for model in self.fleet.models():
+                if model.id not in warm:
+                    warm.add(model.id)
+                    log.info("%s", await self.counter.warm(self.serving.served(model)))
+            await asyncio.sleep(WARM_INTERVAL_S)
 
     async def _post(
         self, url: str, body: Any, headers: Mapping[str, str], timeout_s: float
@@ -118,7 +139,7 @@ class App:
 
     async def _ready(self, _: Request) -> Response:
         """200 once a backend is up, else 503: a load balancer should ask this one."""
-        return Response(status_code=200 if self.fleet.is_ready else 503)
+        return Response(status_code=200 if self.fleet.ready() else 503)
 
     async def _metrics(self, _: Request) -> Response:
         return Response(self.metrics.text(), headers={"content-type": CONTENT_TYPE})
@@ -142,11 +163,14 @@ class App:
         return _json({**self.fleet.describe(), **self.gate.stats()})
 
     def _records(self) -> list[ModelRecord]:
-        return [ModelRecord(model.id, model.root, model.parent, model.window_tokens) for model in self.fleet.models()]
+        return [
+            ModelRecord(model.id, model.root or model.id, model.parent, model.window_tokens)
+            for model in self.fleet.models()
+        ]
 
     def _gauges(self) -> Iterator[Gauge]:
-        yield from self.fleet.gauges()
-        yield from self.gate.gauges()
+        yield from fleet_gauges(self.fleet.records())
+        yield from queue_gauges(self.gate.stats())
 
 
 def create_app(settings: Settings) -> App:
@@ -160,9 +184,6 @@ def _json(document: Any) -> Response:
 
 def _json_bytes(body: bytes) -> Response:
     return Response(body, media_type="application/json")
-
-
-Handler = Callable[[Request, Exception], Awaitable[Response]]
 
 
 async def _no_route(request: Request, error: Exception) -> Response:

@@ -19,7 +19,7 @@ from gateway.api.upstream_errors import client_error, read_error
 from gateway.api.usage import json_usage
 from gateway.config import Settings
 from gateway.exceptions import BackendBusy, BackendFailed, ClientGone, ContextOverflow, GatewayError
-from gateway.fleet.fleet import Backend, Fleet, Model
+from gateway.fleet.fleet import Fleet, Model
 from gateway.guard.fit import fit
 from gateway.observe.metrics import Metrics
 from gateway.relay.client import Client, Receive, Scope, Send, header, read_body
@@ -144,7 +144,7 @@ class Serving:
             # Not rendered here: the size of the body stands in for its need of KV blocks, and the backend judges it.
             guess = Count(len(ask.body) // 4, len(ask.body) // 4, CountKind.ESTIMATE, "bytes")
             return guess, tuple(Offer(name, window, None, False) for name, window in sorted(windows.items()))
-        count = await self._counter.count(ask, self._served(model))
+        count = await self._counter.count(ask, self.served(model))
         trace.count = count
         self._metrics.counts.labels(model.id, count.kind, count.source).inc()
         override = self._settings.models.get(model.id)
@@ -154,15 +154,15 @@ class Serving:
             raise ContextOverflow(verdict)
         return count, verdict.offers
 
-    def _served(self, model: Model) -> ServedModel:
+    def served(self, model: Model) -> ServedModel:
         """What counting needs to know of ``model``."""
-        backends = self._fleet.backends_of(model.id)
+        backends = [self._fleet.backend(name) for name in model.backends]
         return ServedModel(
             name=model.id,
-            root=model.root,
+            root=model.root or model.id,
             backends=tuple(backend.url for backend in backends),
-            api_keys={backend.url: backend.api_key for backend in backends if backend.api_key},
-            vllm_version=next((backend.vllm_version for backend in backends if backend.vllm_version), None),
+            api_keys={item.url: item.api_key.get_secret_value() for item in backends if item.api_key},
+            vllm_version=next((backend.version for backend in backends if backend.version), None),
         )
 
     async def _exchange(self, scope: Scope, ask: Ask, lease: Lease, client: Client, trace: Trace) -> None:
@@ -268,7 +268,7 @@ class Serving:
         headers["x-request-id"] = trace.request_id
         headers["accept-encoding"] = "identity"
         if lease.backend.api_key:
-            headers["authorization"] = f"Bearer {lease.backend.api_key}"
+            headers["authorization"] = f"Bearer {lease.backend.api_key.get_secret_value()}"
         return headers
 
     def _explained(self, trace: Trace, ask: Ask, lease: Lease) -> list[tuple[str, str]]:

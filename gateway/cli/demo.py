@@ -150,7 +150,7 @@ def _report(outcome: dict[str, Any]) -> str:
             f"  answer     {' '.join(str(outcome['answer']).split())}",
             f"  counted    {headers.get('x-kvgate-prompt-tokens', '?')} prompt tokens "
             f"({headers.get('x-kvgate-count-kind', '?')}); the backend says {outcome['usage']['prompt_tokens']}",
-            f"  served by  {headers.get('x-kvgate-backend', '?')}, window {headers.get('x-kvgate-window', '?')} tokens, "
+            f"  served by  {headers.get('x-kvgate-backend', '?')}, window {headers.get('x-kvgate-window', '?')}, "
             f"in {outcome['seconds']} s",
             "",
             f"  base URL   {outcome['base_url']}   (paste it into Cline, Cursor, OpenCode ...)",

@@ -1,0 +1,65 @@
+"""The fleet and the queue as gauges. What is unknown has no sample: an absent series is not a zero."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping
+
+from gateway.fleet.backend import BackendRecord
+from gateway.fleet.breaker import BreakerState
+from gateway.observe.metrics import Gauge
+from gateway.types import Health
+
+BREAKER = {BreakerState.CLOSED: 0.0, BreakerState.HALF_OPEN: 0.5, BreakerState.OPEN: 1.0}
+
+KV = {
+    "kv_capacity_blocks": ("capacity_blocks", "KV blocks that requests can use (without vLLM's null block)."),
+    "kv_used_blocks": ("used_blocks", "KV blocks in use, as the ledger knows now."),
+    "kv_reserved_blocks": ("reserved_blocks", "KV blocks in use and those running requests will still need."),
+    "kv_free_blocks": ("free_blocks", "KV blocks that could be allocated now."),
+    "kv_foreign_blocks": ("foreign_blocks", "KV blocks in use by traffic that is not ours."),
+    "kv_capacity_tokens": ("capacity_tokens", "Tokens the KV cache holds."),
+    "kv_used_tokens": ("used_tokens", "Tokens' worth of KV cache in use."),
+    "kv_free_tokens": ("free_tokens", "Tokens' worth of KV cache that could be allocated now."),
+    "kv_usage_ratio": ("usage_ratio", "Used share of the KV cache, 0 to 1; absent while the observation is stale."),
+}
+
+
+def fleet_gauges(records: Iterable[BackendRecord]) -> Iterator[Gauge]:
+    """Readings of every backend, labelled ``backend``."""
+    for record in records:
+        label = (("backend", record.name),)
+        yield Gauge("backend_up", "Whether the backend answers (1) or not (0).", record.health is Health.UP, label)
+        yield Gauge(
+            "backend_breaker_open",
+            "Circuit breaker: 0 closed, 0.5 one request may try, 1 open.",
+            BREAKER[record.breaker],
+            label,
+        )
+        yield Gauge("backend_draining", "Whether no more is placed there.", record.draining, label)
+        yield Gauge("requests_in_flight", "Our requests at the backend.", record.in_flight, label)
+        yield Gauge("backend_restarts", "Restarts of the backend seen.", record.restarts, label)
+        for model in record.models:
+            if model.window_tokens is not None:
+                yield Gauge(
+                    "backend_window_tokens",
+                    "Largest prompt and answer of a request: max_model_len, or less if the KV cache holds less.",
+                    model.window_tokens,
+                    (*label, ("model", model.id)),
+                )
+        if record.running is not None:
+            yield Gauge("backend_running_requests", "vLLM's own gauge.", record.running, label)
+        if record.waiting is not None:
+            yield Gauge("backend_waiting_requests", "vLLM's own gauge.", record.waiting, label)
+        if record.age_s is not None:
+            yield Gauge("kv_observation_age_seconds", "Age of the last reading of /metrics.", record.age_s, label)
+        if record.kv is None:
+            continue
+        for name, (attribute, text) in KV.items():
+            if name != "kv_usage_ratio" or not record.kv.stale:
+                yield Gauge(name, text, getattr(record.kv, attribute), label)
+
+
+def queue_gauges(stats: Mapping[str, float]) -> Iterator[Gauge]:
+    """Readings of the queue (``Gate.stats``)."""
+    yield Gauge("queue_requests", "Requests waiting for a place.", stats["waiting_requests"])
+    yield Gauge("queue_bytes", "Bytes of their bodies.", stats["waiting_bytes"])
