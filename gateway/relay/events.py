@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from gateway.api.usage import (
+from gateway.relay.sse import (
     EventSplitter,
     count_events,
     has_done,
@@ -56,7 +56,8 @@ class EventStream:
         data, usage = strip_usage(
             data, at_end=ask.include_usage, in_every_chunk=ask.continuous_usage or not self._marked
         )
-        if usage is not None:
-            self.prompt_tokens = prompt_tokens_of(usage)
-            self.output_tokens = output_tokens_of(usage)
+        if usage is not None:  # the last event of an Anthropic stream tells output tokens only
+            prompt_tokens, output_tokens = prompt_tokens_of(usage), output_tokens_of(usage)
+            self.prompt_tokens = self.prompt_tokens if prompt_tokens is None else prompt_tokens
+            self.output_tokens = self.output_tokens if output_tokens is None else output_tokens
         return data

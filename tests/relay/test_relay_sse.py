@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gateway.api.usage import (
+from gateway.relay.sse import (
     EventSplitter,
     count_events,
     find_usage,
