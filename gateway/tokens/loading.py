@@ -14,7 +14,7 @@ from gateway.tokens.local import LocalCounter, TemplateOptions
 Loader = Callable[[str, TemplateOptions], LocalCounter]
 
 # From a folder a tokenizer loads in 2 to 4 s; a slow hub must not hold requests longer than this.
-WAIT_S = 15.0
+WAIT_S = 8.0
 # A hub may come back; a folder may be mounted late.
 RETRY_AFTER_S = 300.0
 
@@ -37,6 +37,8 @@ class Loading:
         loop = asyncio.get_running_loop()
         load = self._loads.get((source, options))
         if load is None or (self._failed(load) and loop.time() - load.started_s > RETRY_AFTER_S):
+            if load is not None and wait_s is not None:
+                wait_s = 0.0  # a second try is made beside the requests, not before them
             load = _Load(loop.time(), loop.create_future())
             self._loads[source, options] = load
             # A daemon: a hub that never answers must not keep the process from ending.

@@ -146,6 +146,7 @@ def load(source: str, options: TemplateOptions, *, hub: bool, cache_bytes: int) 
         raise CannotLoad(f"transformers is not installed: {error}") from None
     transformers_logging.set_verbosity(logging.ERROR)
     transformers_logging.disable_progress_bar()
+    logging.getLogger("huggingface_hub").setLevel(logging.ERROR)  # it logs every retry; one line of ours says it all
     offline = not hub or Path(source).is_dir()
     try:
         tokenizer = AutoTokenizer.from_pretrained(source, trust_remote_code=False, local_files_only=offline)

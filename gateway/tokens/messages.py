@@ -130,7 +130,8 @@ def _message(message: Any, content_format: ContentFormat) -> Message:
     parts = _parts(message.get("content"))
     if role == "system":
         parts = [kept for part in parts if (kept := _without_billing_header(part)) is not None]
-    content = [read for part in parts if (read := _part(part, content_format)) is not None]
+    # Empty parts leave no newline behind when texts are joined (vLLM keeps what is truthy: a string or a whole part).
+    content = [read for part in parts if (read := _part(part, content_format))]
     rendered: Message = {"role": role, "content": content if content_format == "openai" else "\n".join(content)}
     if role == "assistant":
         _add_assistant_keys(rendered, message)

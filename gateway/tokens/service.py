@@ -134,9 +134,9 @@ class Counter:
     async def warm(self, model: ServedModel) -> str:
         """Load what ``model`` needs, hold it against a backend on fixed conversations, and say how it is counted."""
         state = self._state(model)
-        options, source = self._options(model)
+        _, source = self._options(model)
         try:
-            local = await self._local(model, wait_s=float("inf"))
+            local = await self._local(model, wait_s=None)
         except CannotLoad as error:
             line = await self._warm_without(model, state, str(error))
         else:
@@ -146,10 +146,8 @@ class Counter:
             elif "local" in state.distrusted:
                 line = f"counted by the backends: {state.distrusted['local']}"
             else:
-                content = local.content_format
-                line = (
-                    f"counted locally with {source} ({local.encoder.name}: {local.note}; {content} content; {compared})"
-                )
+                how = f"{local.encoder.name}: {local.note}; {local.content_format} content; {compared}"
+                line = f"counted locally with {source} ({how})"
         line = f"{model.name}: {line}"
         log.info("%s", line)
         return line
@@ -239,7 +237,7 @@ class Counter:
             override.tokenizer or model.root
         )
 
-    async def _local(self, model: ServedModel, wait_s: float = WAIT_S) -> LocalCounter:
+    async def _local(self, model: ServedModel, wait_s: float | None = WAIT_S) -> LocalCounter:
         if not self._settings.local:
             raise CannotLoad("local counting is switched off")
         options, source = self._options(model)
