@@ -16,7 +16,6 @@ from gateway.api import chat, completions, generic
 from gateway.api.errors import error_response, sse_error
 from gateway.api.rewrite import upstream_body
 from gateway.api.upstream_errors import client_error, read_error
-from gateway.api.usage import json_usage
 from gateway.config import Settings
 from gateway.exceptions import BackendBusy, BackendFailed, ClientGone, ContextOverflow, GatewayError
 from gateway.fleet.fleet import Fleet, Model
@@ -26,6 +25,7 @@ from gateway.relay.client import Client, Receive, Scope, Send, header, read_body
 from gateway.relay.events import EventStream
 from gateway.relay.exchange import HOP_BY_HOP, Progress, is_event_stream, passed_headers, relay_bytes, relay_events
 from gateway.relay.gate import Gate, Lease
+from gateway.relay.sse import json_usage
 from gateway.relay.upstream import Upstream, UpstreamResponse
 from gateway.tokens.service import Counter, ServedModel
 from gateway.types import Ask, Count, CountKind, Dialect, Offer, Overflow
@@ -122,7 +122,7 @@ class Serving:
 
         tried: set[str] = set()
         for attempt in range(self._settings.relay.retries + 1):
-            lease = await self._gate.enter(offers, count.total_tokens, ask.n, len(body), frozenset(tried))
+            lease = await self._gate.enter(offers, count.total_tokens, ask.n, len(body), frozenset(tried), model.id)
             try:
                 trace.waited(lease.waited_s)
                 await self._exchange(scope, ask, lease, client, trace)
