@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import time
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import Protocol
@@ -44,7 +45,7 @@ class Holder(Protocol):
 
 @dataclass(slots=True)
 class Progress:
-    """What is known of an exchange so far. Times are of the event loop's clock."""
+    """What is known of an exchange so far. ``first_byte_s`` is of ``time.monotonic``."""
 
     first_byte_s: float | None = None
     prompt_tokens: int | None = None
@@ -149,7 +150,7 @@ async def relay_events(
         watchdog.streaming = True
         if data is None:
             data = await response.chunk()
-        progress.first_byte_s = asyncio.get_running_loop().time()
+        progress.first_byte_s = time.monotonic()
         holder.first_byte()
         while data:
             watchdog.touch()
@@ -187,7 +188,7 @@ async def relay_bytes(
     watchdog = Watchdog(client, response, settings, settings.idle_timeout_s)
     try:
         data = await response.chunk()
-        progress.first_byte_s = asyncio.get_running_loop().time()
+        progress.first_byte_s = time.monotonic()
         holder.first_byte()
         length = response.headers.get("content-length")
         await client.start(response.status, [*headers, *((("content-length", length),) if length else ())])

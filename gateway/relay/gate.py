@@ -197,7 +197,7 @@ class Gate:
                 self._deadline = None
 
     def _watch_deadline(self) -> None:
-        """Look again when the first wait is over. Deadlines are in the order of arrival, so the first is the oldest's."""
+        """Look again when the first wait is over: deadlines are in the order of arrival."""
         if self._deadline is None and self._queue:
             first = next(iter(self._queue.values()))
             self._deadline = asyncio.get_running_loop().call_at(first.waiter.deadline_s, self._deadline_passed)
