@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import signal
 import socket
 import sys
 
@@ -58,6 +59,9 @@ def run(options: argparse.Namespace) -> int:
             backlog=2048,
         )
     )
+    for number in (signal.SIGINT, signal.SIGTERM):
+        # uvicorn raises the signal that stopped it once more when all is closed; being told to stop is no failure.
+        signal.signal(number, lambda *_: None)
     with listener:
         server.run(sockets=[listener])
     return 0 if server.started else 1
