@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import logging
 import os
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -31,6 +31,11 @@ _OWN_RENDERERS = {
     "InklingForCausalLM": "vLLM's Inkling encoder",
     "InklingForConditionalGeneration": "vLLM's Inkling encoder",
 }
+
+
+# A run of 50 million equal letters takes an encoder half a minute, and no window holds this much text anyway: beyond
+# 16 million characters (about 4 million tokens) a request is estimated, and vLLM refuses it by its number of characters.
+MAX_TEXT_CHARS = 16_000_000
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,10 +74,16 @@ class LocalCounter:
             case TokenPrompts(lengths=lengths):
                 return lengths
             case TextPrompts(texts=texts, add_special_tokens=special):
-                return tuple(self.encoder.count(text, special) for text in texts)
+                return self.encode(texts, special)
             case ChatPrompt():
-                text = self.render(prompt, default_kwargs)
-                return (self.encoder.count(text, prompt.add_special_tokens),)
+                return self.encode((self.render(prompt, default_kwargs),), prompt.add_special_tokens)
+
+    def encode(self, texts: Sequence[str], add_special_tokens: bool) -> tuple[int, ...]:
+        """Tokens of each text."""
+        for text in texts:
+            if len(text) > MAX_TEXT_CHARS:
+                raise CannotCount(f"{len(text)} characters are too many to count", refused=True)
+        return tuple(self.encoder.count(text, add_special_tokens) for text in texts)
 
     def render(self, prompt: ChatPrompt, default_kwargs: Mapping[str, Any]) -> str:
         """The text of a chat. ``default_kwargs``: the server's ``--default-chat-template-kwargs``."""

@@ -25,7 +25,7 @@ log = logging.getLogger("kvgate.tokens")
 
 # Rendering and encoding this much takes less than a millisecond; more is counted in a thread.
 INLINE_BYTES = 20_000
-_THREADS = 4
+_ENCODE_THREADS = 4
 _PLAIN = ModelSettings()
 
 
@@ -89,7 +89,10 @@ class Counter:
         self._post = post
         self._states: dict[str, _State] = {}
         self._loading = Loading(self._load)
-        self._pool = ThreadPoolExecutor(_THREADS, thread_name_prefix="count")
+        # Rendering holds the GIL, so two renders at once would only keep the loop waiting twice as long; encoding does
+        # not, and one huge text must not hold up the others.
+        self._renders = ThreadPoolExecutor(1, thread_name_prefix="render")
+        self._encodes = ThreadPoolExecutor(_ENCODE_THREADS, thread_name_prefix="encode")
 
     async def count(self, ask: Ask, model: ServedModel) -> Count:
         """Count the prompt of ``ask``. Never raises for what a client sent."""
@@ -161,7 +164,8 @@ class Counter:
 
     def close(self) -> None:
         """Let the threads end."""
-        self._pool.shutdown(wait=False, cancel_futures=True)
+        for pool in (self._renders, self._encodes):
+            pool.shutdown(wait=False, cancel_futures=True)
 
     def local(self, model: ServedModel) -> LocalCounter | None:
         """The local counter of ``model`` if it is loaded."""
@@ -180,8 +184,17 @@ class Counter:
         defaults = self._models.get(model.name, _PLAIN).default_chat_template_kwargs
         if body_bytes <= INLINE_BYTES and local.encoder.is_fast:
             return local.count(prompt, defaults)
+        return await self._count_in_threads(local, prompt, defaults)
+
+    async def _count_in_threads(
+        self, local: LocalCounter, prompt: ChatPrompt | TextPrompts, defaults: Mapping[str, Any]
+    ) -> tuple[int, ...]:
         loop = asyncio.get_running_loop()
-        return await loop.run_in_executor(self._pool, local.count, prompt, defaults)
+        if isinstance(prompt, ChatPrompt):
+            texts: tuple[str, ...] = (await loop.run_in_executor(self._renders, local.render, prompt, defaults),)
+        else:
+            texts = prompt.texts
+        return await loop.run_in_executor(self._encodes, local.encode, texts, prompt.add_special_tokens)
 
     async def _count_elsewhere(
         self, ask: Ask, prompt: ChatPrompt | TextPrompts, model: ServedModel, state: _State, why: Exception
@@ -270,11 +283,10 @@ class Counter:
     async def _probe(self, local: LocalCounter, model: ServedModel, state: _State) -> str:
         """Compare local counts with a backend's on fixed conversations; what differs is not trusted."""
         defaults = self._models.get(model.name, _PLAIN).default_chat_template_kwargs
-        loop = asyncio.get_running_loop()
         equal = 0
         for prompt in PROBES:
             try:
-                (ours,) = await loop.run_in_executor(self._pool, local.count, prompt, defaults)
+                (ours,) = await self._count_in_threads(local, prompt, defaults)
                 (theirs,) = await self._ask_backend(prompt, model)
             except CannotCount as error:
                 log.debug("%s: probe passed over: %s", model.name, error)

@@ -181,10 +181,24 @@ class _Generation(jinja2.ext.Extension):  # type: ignore[misc]
         return caller()
 
 
-def _environment() -> jinja2.sandbox.ImmutableSandboxedEnvironment:
-    environment = jinja2.sandbox.ImmutableSandboxedEnvironment(
-        trim_blocks=True, lstrip_blocks=True, extensions=[_Generation, jinja2.ext.loopcontrols]
-    )
+_DICT_ATTRIBUTES = frozenset(dir(dict))
+
+
+class _Environment(jinja2.sandbox.ImmutableSandboxedEnvironment):  # type: ignore[misc]
+    """The sandbox, with a short way to ``message.role``: half of a render's time is looking up keys of plain dicts."""
+
+    def getattr(self, obj: Any, attribute: str) -> Any:
+        """Same answer as the sandbox's: it, too, takes the item where a dict has no such attribute."""
+        if type(obj) is dict and attribute not in _DICT_ATTRIBUTES:
+            try:
+                return obj[attribute]
+            except KeyError:
+                return self.undefined(obj=obj, name=attribute)
+        return super().getattr(obj, attribute)
+
+
+def _environment() -> _Environment:
+    environment = _Environment(trim_blocks=True, lstrip_blocks=True, extensions=[_Generation, jinja2.ext.loopcontrols])
     environment.filters["tojson"] = _to_json
     environment.globals["raise_exception"] = _raise
     environment.globals["strftime_now"] = _now
