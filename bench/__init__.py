@@ -1,0 +1,1 @@
+"""Measurements that can be repeated: ``python -m bench.relay`` and what it is made of."""
