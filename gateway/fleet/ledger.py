@@ -1,0 +1,234 @@
+"""The ledger of KV blocks of one backend: what vLLM last reported, and what our own requests hold since. Pure.
+
+``used = ours + extra``. ``ours`` are the footprints of the requests we have there, which grow as their answers pass
+by. ``extra`` is all the ledger cannot know from itself, one signed number: blocks of traffic that is not ours
+(*foreign*, positive), less blocks several of our requests hold together through the prefix cache (*shared*, negative).
+
+A scrape fixes ``extra`` between two bounds. The prompts of requests that have not begun to answer may or may not be in
+the cache yet, and a request released while the scrape was under way may or may not have been counted. So
+
+    scraped − (everything of ours it may include)  ≤  extra  ≤  scraped − (what it must include)
+
+and ``extra`` moves no farther than into these bounds. Without unconfirmed requests both bounds are one number and the
+scrape decides; with constant foreign traffic ``extra`` stays right whatever our requests do.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Hashable
+from dataclasses import dataclass
+
+from gateway.fleet.capacity import KvCapacity
+from gateway.types import KvView, footprint_blocks
+
+
+@dataclass(slots=True)
+class _Entry:
+    """One request of ours. Tokens; ``blocks``, ``peak_blocks``: footprint now and when its expected output is there."""
+
+    prompt_tokens: int
+    expected_tokens: int
+    budget_tokens: int | None
+    n: int
+    grown_tokens: int = 0
+    begun: bool = False
+    blocks: int = 0
+    peak_blocks: int = 0
+    room_tokens: int = 0  # what it may still grow by before blocks or the expectation must be reckoned anew
+    marked_blocks: int | None = None  # footprint when the scrape began, if confirmed by then
+
+
+class Ledger:
+    """KV blocks of one backend. Knows no clock: times are arguments, in seconds of any one clock."""
+
+    def __init__(self) -> None:
+        self._capacity: KvCapacity | None = None
+        self._entries: dict[Hashable, _Entry] = {}
+        self._ours_blocks = 0
+        self._peak_blocks = 0
+        self._pending_tokens = 0
+        self._extra_blocks = 0
+        self._released_blocks = 0  # of requests released since the scrape under way began
+        self._observed_s: float | None = None
+        self.changes = 0  # goes up with every change of what ``view`` would say, its age aside
+
+    def __repr__(self) -> str:
+        return (
+            f"<Ledger {len(self._entries)} requests, ours {self._ours_blocks}, foreign {self.foreign_blocks}, "
+            f"shared {self.shared_blocks}, reserved {self.reserved_blocks}>"
+        )
+
+    @property
+    def capacity(self) -> KvCapacity | None:
+        """What the backend has; ``None`` while unknown."""
+        return self._capacity
+
+    @property
+    def in_flight(self) -> int:
+        """Requests of ours that were reserved and not released."""
+        return len(self._entries)
+
+    @property
+    def pending_prompt_tokens(self) -> int:
+        """Prompt tokens of our requests that have not begun to answer."""
+        return self._pending_tokens
+
+    @property
+    def foreign_blocks(self) -> int:
+        """Blocks used by others, as far as known."""
+        return max(0, self._extra_blocks)
+
+    @property
+    def shared_blocks(self) -> int:
+        """Blocks that several requests of ours hold together, beyond the first."""
+        return max(0, -self._extra_blocks)
+
+    @property
+    def used_blocks(self) -> int:
+        """Blocks in use now. Never less than our largest request holds alone."""
+        used = self._ours_blocks + self._extra_blocks
+        if self._extra_blocks < 0:
+            used = max(used, max((entry.blocks for entry in self._entries.values()), default=0))
+        return used
+
+    @property
+    def reserved_blocks(self) -> int:
+        """``used_blocks`` and what our requests are still expected to grow by."""
+        return self.used_blocks + self._peak_blocks - self._ours_blocks
+
+    @property
+    def observed_s(self) -> float | None:
+        """When the last reconciled scrape began."""
+        return self._observed_s
+
+    def set_capacity(self, capacity: KvCapacity | None) -> None:
+        """Take over what the backend is now known to have.
+
+        Another capacity is another process: nothing but ours can be there until the next scrape says so, and ours stay
+        until each is released, since requests sent to the new process may be among them.
+        """
+        if capacity == self._capacity:
+            return
+        self.changes += 1
+        self._capacity = capacity
+        self._extra_blocks = 0
+        self._observed_s = None
+        self._ours_blocks = self._peak_blocks = self._released_blocks = 0
+        for entry in self._entries.values():
+            entry.blocks = entry.peak_blocks = 0
+            entry.marked_blocks = None
+            self._reckon(entry)
+
+    def reserve(
+        self,
+        key: Hashable,
+        prompt_tokens: int,
+        expected_output_tokens: int,
+        n: int = 1,
+        budget_tokens: int | None = None,
+    ) -> None:
+        """Enter a request that is being sent. Output figures are per sequence; ``n`` sequences share the prompt.
+
+        An expectation that is outgrown doubles, up to ``budget_tokens``. Raises ``ValueError`` if ``key`` is in use.
+        """
+        if key in self._entries:
+            raise ValueError(f"{key!r} is already in the ledger")
+        entry = _Entry(prompt_tokens, expected_output_tokens, budget_tokens, max(1, n))
+        self._entries[key] = entry
+        self._pending_tokens += prompt_tokens
+        self._reckon(entry)
+
+    def first_byte(self, key: Hashable) -> None:
+        """The backend has begun to answer: the prompt is in its cache."""
+        entry = self._entries.get(key)
+        if entry is not None and not entry.begun:
+            entry.begun = True
+            self.changes += 1
+            self._pending_tokens -= entry.prompt_tokens
+
+    def grow(self, key: Hashable, tokens: int) -> None:
+        """So many more tokens were generated, over all sequences of the request."""
+        entry = self._entries.get(key)
+        if entry is None or tokens <= 0:
+            return
+        entry.grown_tokens += tokens
+        entry.room_tokens -= tokens
+        if entry.room_tokens < 0:
+            self._reckon(entry)
+
+    def release(self, key: Hashable) -> None:
+        """The request is over, however it ended. Once released, a key is unknown and releasing it again does nothing."""
+        entry = self._entries.pop(key, None)
+        if entry is None:
+            return
+        self.changes += 1
+        if not entry.begun:
+            self._pending_tokens -= entry.prompt_tokens
+        self._ours_blocks -= entry.blocks
+        self._peak_blocks -= entry.peak_blocks
+        self._released_blocks += entry.blocks if entry.begun else entry.peak_blocks
+        # Any of its blocks may have been held by others of ours too, and those stay. So the release frees nothing for
+        # sure until as many blocks as were shared have left; the next scrape knows better.
+        if self._extra_blocks < 0:
+            self._extra_blocks = min(0, self._extra_blocks + entry.blocks)
+
+    def begin_scrape(self) -> None:
+        """A scrape starts: whoever has begun to answer by now must be in what it will report."""
+        self._released_blocks = 0
+        for entry in self._entries.values():
+            entry.marked_blocks = entry.blocks if entry.begun else None
+
+    def reconcile(self, used_blocks: int, started_s: float) -> None:
+        """Take in the use a scrape reported that began at ``started_s`` (with ``begin_scrape``)."""
+        least = most = 0
+        for entry in self._entries.values():
+            if entry.marked_blocks is not None:
+                least += entry.marked_blocks
+                most += entry.blocks
+            else:
+                most += entry.peak_blocks
+        low = used_blocks - most - self._released_blocks
+        high = used_blocks - least
+        self._extra_blocks = min(max(self._extra_blocks, low), high)
+        self._observed_s = started_s
+        self._released_blocks = 0
+        self.changes += 1
+
+    def view(self, now_s: float) -> KvView | None:
+        """The KV cache now; ``None`` while the capacity is unknown or no use was ever observed."""
+        capacity = self._capacity
+        if capacity is None or self._observed_s is None:
+            return None
+        used = self.used_blocks
+        return KvView(
+            capacity_blocks=capacity.blocks,
+            engine_capacity_blocks=capacity.engine_blocks,
+            block_size_tokens=capacity.block_size_tokens,
+            used_blocks=used,
+            reserved_blocks=used + self._peak_blocks - self._ours_blocks,
+            age_s=max(0.0, now_s - self._observed_s),
+        )
+
+    def _reckon(self, entry: _Entry) -> None:
+        """Bring an entry's footprint, its expectation and the sums up to date."""
+        self.changes += 1
+        n = entry.n
+        output = -(-entry.grown_tokens // n)
+        while output > entry.expected_tokens:
+            doubled = max(1, 2 * entry.expected_tokens)
+            if entry.budget_tokens is not None:
+                doubled = min(doubled, entry.budget_tokens)
+            if doubled <= entry.expected_tokens:
+                entry.expected_tokens = output
+                break
+            entry.expected_tokens = doubled
+        size = self._capacity.block_size_tokens if self._capacity is not None else 1
+        blocks = footprint_blocks(entry.prompt_tokens, output, n, size)
+        peak = footprint_blocks(entry.prompt_tokens, entry.expected_tokens, n, size)
+        self._ours_blocks += blocks - entry.blocks
+        self._peak_blocks += peak - entry.peak_blocks
+        entry.blocks, entry.peak_blocks = blocks, peak
+        tail = entry.prompt_tokens + output if n == 1 else entry.prompt_tokens % size + output
+        to_boundary = -(-tail // size) * size - tail
+        further = min(to_boundary, entry.expected_tokens - output)
+        entry.room_tokens = (output + further) * n - entry.grown_tokens

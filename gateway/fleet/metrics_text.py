@@ -1,0 +1,170 @@
+"""Read the few families we need out of a vLLM server's Prometheus text. Anything odd becomes unknown, never an error.
+
+A vLLM server exports some hundred kilobytes of histograms; only the lines of the wanted families are looked at.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+
+# Both generations: `gpu_cache_usage_perc` is V0's and V1's name up to 0.10; 0.9 and 0.10 export both names at once.
+USAGE_NAMES = ("vllm:kv_cache_usage_perc", "vllm:gpu_cache_usage_perc")
+CONFIG_NAME = "vllm:cache_config_info"
+RUNNING_NAME = "vllm:num_requests_running"
+WAITING_NAME = "vllm:num_requests_waiting"
+# Counters that only a new process sets back.
+COUNTER_NAMES = ("vllm:prompt_tokens_total", "vllm:generation_tokens_total", "vllm:num_preemptions_total")
+START_NAME = "process_start_time_seconds"
+
+MAX_LINE_CHARS = 1 << 16
+
+_LABEL = re.compile(r'[ \t]*([a-zA-Z_][a-zA-Z0-9_]*)[ \t]*=[ \t]*"((?:[^"\\]|\\.)*)"[ \t]*')
+_ESCAPE = re.compile(r"\\(.)")
+_ESCAPED = {"n": "\n"}
+_BLANKS = " \t"
+
+
+@dataclass(frozen=True, slots=True)
+class Reading:
+    """What one scrape says. ``None`` is unknown, whatever the reason.
+
+    ``engines`` are the data-parallel ranks this server reports for. ``blocks`` counts the KV blocks of all of them
+    together, null blocks included (vLLM stamps the sum on each ``engine`` label). ``block_size_tokens`` is the
+    smallest over KV groups and synced from the engine only since 0.24. ``cache_tokens`` is one engine's (0.24+).
+    ``usage_ratio`` is 0…1 by engine label. ``overridden`` says ``--num-gpu-blocks-override`` was given.
+    """
+
+    engines: int = 1
+    blocks: int | None = None
+    block_size_tokens: int | None = None
+    cache_tokens: int | None = None
+    usage_ratio: Mapping[str, float] | None = None
+    running: int | None = None
+    waiting: int | None = None
+    overridden: bool = False
+    started_s: float | None = None
+    counters: Mapping[str, float] = field(default_factory=dict)
+
+
+def parse(body: bytes) -> Reading:
+    """The reading in a scrape's body. Never raises; families that are missing, NaN or garbled stay unknown."""
+    text = "\n" + body.decode("utf-8", "replace")
+    configs = _by_engine(text, CONFIG_NAME)
+    usages: dict[str, float] = {}
+    for name in USAGE_NAMES:
+        usages = {engine: value for engine, (_, value) in _by_engine(text, name).items()}
+        if usages:
+            break
+    running = _by_engine(text, RUNNING_NAME)
+    engines = set(configs) or set(usages) or set(running)
+    labels = [labels for labels, _ in configs.values()]
+    blocks = _highest(_whole(item.get("num_gpu_blocks")) for item in labels)
+    size = _highest(_whole(item.get("effective_attention_block_size")) for item in labels)  # 0.31+, includes DCP
+    if size is None:
+        size = _highest(_whole(item.get("block_size")) for item in labels)
+    counters = {name: total for name in COUNTER_NAMES if (total := _sum(_by_engine(text, name))) is not None}
+    return Reading(
+        engines=max(1, len(engines)),
+        blocks=blocks,
+        block_size_tokens=size,
+        cache_tokens=_lowest(_whole(item.get("kv_cache_size_tokens")) for item in labels),
+        usage_ratio=_ratios(usages, engines),
+        running=_count(_sum(running)),
+        waiting=_count(_sum(_by_engine(text, WAITING_NAME))),
+        overridden=any(_whole(item.get("num_gpu_blocks_override")) is not None for item in labels),
+        started_s=_start(text),
+        counters=counters,
+    )
+
+
+def samples(text: str, name: str) -> Iterator[tuple[dict[str, str], float]]:
+    """The samples of exactly this name as labels and value; ``text`` starts with a newline. Garbled lines are left out."""
+    needle = "\n" + name
+    position = text.find(needle)
+    while position >= 0:
+        start = position + len(needle)
+        end = text.find("\n", start)
+        end = len(text) if end < 0 else end
+        if end - start <= MAX_LINE_CHARS:
+            sample = _sample(text[start:end])
+            if sample is not None:
+                yield sample
+        position = text.find(needle, end)
+
+
+def _sample(rest: str) -> tuple[dict[str, str], float] | None:
+    """What follows the name in a line: ``{labels} value [timestamp]``."""
+    labels: dict[str, str] = {}
+    if rest.startswith("{"):
+        position = 1
+        while match := _LABEL.match(rest, position):
+            raw = match[2]
+            labels[match[1]] = _ESCAPE.sub(_unescape, raw) if "\\" in raw else raw
+            position = match.end()
+            if rest[position : position + 1] == ",":
+                position += 1
+        position += len(rest[position:]) - len(rest[position:].lstrip(_BLANKS))
+        if rest[position : position + 1] != "}":
+            return None
+        rest = rest[position + 1 :]
+    elif not rest or rest[0] not in _BLANKS:
+        return None  # a longer name that begins with ours
+    words = rest.split()
+    if not words:
+        return None
+    try:
+        return labels, float(words[0])
+    except ValueError:
+        return None
+
+
+def _unescape(match: re.Match[str]) -> str:
+    return _ESCAPED.get(match[1], match[1])
+
+
+def _by_engine(text: str, name: str) -> dict[str, tuple[dict[str, str], float]]:
+    """The samples of a family by ``engine`` label; V0 has none and counts as engine 0."""
+    return {labels.get("engine", "0"): (labels, value) for labels, value in samples(text, name)}
+
+
+def _ratios(usages: Mapping[str, float], engines: set[str]) -> Mapping[str, float] | None:
+    """The usages, if every engine reported a sane one: a part of them would pass for a small total."""
+    if not usages or set(usages) != engines:
+        return None
+    if not all(0.0 <= value <= 1.0 for value in usages.values()):
+        return None
+    return usages
+
+
+def _sum(family: Mapping[str, tuple[dict[str, str], float]]) -> float | None:
+    total = sum(value for _, value in family.values())
+    return total if family and math.isfinite(total) and total >= 0 else None
+
+
+def _count(value: float | None) -> int | None:
+    return None if value is None else int(value)
+
+
+def _start(text: str) -> float | None:
+    for _, value in samples(text, START_NAME):
+        if math.isfinite(value) and value > 0:
+            return value
+    return None
+
+
+def _whole(text: str | None) -> int | None:
+    """A positive whole number out of a label, else ``None``: unset fields read "None" (0.8's ``num_gpu_blocks`` too)."""
+    if text is None or not text.isascii() or not text.isdigit() or len(text) > 18:
+        return None
+    return int(text) or None
+
+
+def _highest(values: Iterator[int | None]) -> int | None:
+    return max((value for value in values if value is not None), default=None)
+
+
+def _lowest(values: Iterator[int | None]) -> int | None:
+    return min((value for value in values if value is not None), default=None)
