@@ -182,7 +182,7 @@ class BackendView:
     ``kv`` is ``None`` while the KV cache is unknown (no metrics); then placement goes by requests in flight.
     ``running``/``waiting`` are vLLM's own gauges, ``None`` when unseen; ``in_flight`` are our requests there, and
     ``pending_prompt_tokens`` the prompts of those that have not begun to answer. ``accepting`` is false while nothing
-    may be sent for a moment (a recovering backend is being tried), ``draining`` when an operator wants no more there.
+    may be sent for a moment (a recovering backend is being tried), ``trial`` says one request may go there to try it, ``draining`` that an operator wants no more there.
     """
 
     name: str
@@ -196,6 +196,7 @@ class BackendView:
     accepting: bool = True
     draining: bool = False
     pending_prompt_tokens: int = 0
+    trial: bool = False
 
 
 def footprint_blocks(prompt_tokens: int, output_tokens: int, n: int, block_size_tokens: int) -> int:

@@ -244,6 +244,7 @@ class WatchedBackend:
                 accepting=self.breaker.accepts(now_s),
                 draining=self.draining,
                 pending_prompt_tokens=self.ledger.pending_prompt_tokens,
+                trial=self.breaker.state(now_s) is BreakerState.HALF_OPEN,
             )
             self._view_changes = self.ledger.changes
             self._view_until_s = now_s + VIEW_LIFE_S
@@ -333,7 +334,7 @@ class WatchedBackend:
         return True
 
     async def _scrape(self) -> None:
-        """Read the metrics and bring the ledger up to date. A failure puts the models in doubt, not the backend down."""
+        """Read the metrics and bring the ledger up to date. A failure puts the models in doubt, no more."""
         self.ledger.begin_scrape()
         started_s = self._clock()
         try:
@@ -376,7 +377,7 @@ class WatchedBackend:
         return max((card.window_tokens for card in self.cards if card.window_tokens is not None), default=None)
 
     def _set_windows(self, capacity: KvCapacity | None) -> None:
-        """A prompt beyond one engine's cache would never be scheduled and block all behind it: the window ends there."""
+        """A prompt beyond one engine's cache would never be scheduled and block all behind it: it ends the window."""
         most = capacity.engine_tokens if capacity is not None else None
         self.windows = {
             card.id: card.window_tokens if most is None else min(card.window_tokens, most)

@@ -1,4 +1,4 @@
-"""The circuit breaker of one backend: failures in a row open it, time lets one request try, a success closes it. Pure."""
+"""The circuit breaker of one backend: failures in a row open it, time lets one request try, a success closes it."""
 
 from __future__ import annotations
 

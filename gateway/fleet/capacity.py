@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 from gateway.fleet.metrics_text import Reading
 
-# How far `kv_cache_size_tokens` may lie from blocks × block size before the cache is taken for one of several KV groups.
+# How far `kv_cache_size_tokens` may lie from blocks × block size before the model is taken to have several KV groups.
 ONE_GROUP_TOLERANCE = 0.01
 
 

@@ -125,7 +125,7 @@ def read_cards(body: bytes) -> tuple[ModelCard, ...]:
 
 
 def _inherited(card: ModelCard, cards: dict[str, ModelCard]) -> int | None:
-    """The card's window or that of its nearest ancestor. A server of one base model may name a parent it does not list."""
+    """The card's window or its nearest ancestor's. A server of one base model may name a parent it does not list."""
     seen: set[str] = set()
     current: ModelCard | None = card
     while current is not None and current.window_tokens is None and current.id not in seen:

@@ -18,7 +18,7 @@ from gateway.types import BackendView, Health, Need
 
 @dataclass(frozen=True, slots=True)
 class Backend:
-    """Where a request is sent. ``observation_age_s`` is the age of the last metrics read, ``None`` if there are none."""
+    """Where a request is sent. ``observation_age_s`` is the age of the last metrics read, ``None`` without any."""
 
     name: str
     url: str

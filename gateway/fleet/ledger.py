@@ -157,7 +157,7 @@ class Ledger:
             self._reckon(entry)
 
     def release(self, key: Hashable) -> None:
-        """The request is over, however it ended. Once released, a key is unknown and releasing it again does nothing."""
+        """The request is over, however it ended. Releasing a key again does nothing."""
         entry = self._entries.pop(key, None)
         if entry is None:
             return

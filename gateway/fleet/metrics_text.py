@@ -81,7 +81,7 @@ def parse(body: bytes) -> Reading:
 
 
 def samples(text: str, name: str) -> Iterator[tuple[dict[str, str], float]]:
-    """The samples of exactly this name as labels and value; ``text`` starts with a newline. Garbled lines are left out."""
+    """The samples of exactly this name, as labels and value. ``text`` starts with a newline; garbled lines are left out."""
     needle = "\n" + name
     position = text.find(needle)
     while position >= 0:
@@ -156,7 +156,7 @@ def _start(text: str) -> float | None:
 
 
 def _whole(text: str | None) -> int | None:
-    """A positive whole number out of a label, else ``None``: unset fields read "None" (0.8's ``num_gpu_blocks`` too)."""
+    """A positive whole number out of a label, else ``None``. Unset fields read "None", 0.8's ``num_gpu_blocks`` too."""
     if text is None or not text.isascii() or not text.isdigit() or len(text) > 18:
         return None
     return int(text) or None

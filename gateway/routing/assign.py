@@ -7,8 +7,8 @@ Rules, in the order they are tried for each waiter, oldest first:
    millisecond tries again sooner than one that hangs, and the fleet's breaker needs several failures to call a backend
    down. A backend not looked at yet, or one that is being tried after a failure, is worth waiting for.
 3. Its prompt is larger than the whole cache of every backend left: refused, ``too_large``.
-4. Offers are tried in their order (``guard`` puts the smallest fitting window first); neighbours of equal window compete
-   by cost. KV fits if ``reserved + need ≤ capacity × (1 − headroom)``, where need includes the expected output. So a
+4. Offers are tried in their order (``guard`` puts the smallest fitting window first); neighbours of equal window
+   compete by cost. KV fits if ``reserved + need ≤ capacity × (1 − headroom)``, where need includes the expected output. So a
    larger window is used when the smaller ones are full, and a waiting request takes whichever frees first.
 5. A backend with nothing running or waiting takes any request whose prompt its cache can hold (*drip*): no estimate
    can wedge the queue.
@@ -61,11 +61,12 @@ def assign(
 class _Room:
     """One backend while decisions are made: its view, and what was placed since."""
 
-    __slots__ = ("capacity", "claimed", "in_flight", "limit", "pending_tokens", "reserved", "size", "view")
+    __slots__ = ("capacity", "claimed", "closed", "in_flight", "limit", "pending_tokens", "reserved", "size", "view")
 
     def __init__(self, view: BackendView, settings: PlacingSettings) -> None:
         self.view = view
         self.claimed = False
+        self.closed = False
         self.in_flight = view.in_flight
         self.pending_tokens = view.pending_prompt_tokens
         kv = view.kv
@@ -82,7 +83,8 @@ class _Room:
     @property
     def open(self) -> bool:
         """Requests may be placed here now."""
-        return self.view.health is Health.UP and self.view.accepting and not self.view.draining and not self.claimed
+        view = self.view
+        return view.health is Health.UP and view.accepting and not (view.draining or self.claimed or self.closed)
 
     def serves(self, model: str, window_tokens: int) -> bool:
         """Whether the offer still stands: a backend may have come back with other models or a smaller window."""
@@ -110,7 +112,8 @@ class _Room:
         return queued_s + KV_PENALTY_S * k / (1.0 - k)
 
     def place(self, need: Need) -> None:
-        """Count a request that was placed here. While a recovering backend is tried, it is the only one."""
+        """Count a request that was placed here. A recovering backend gets one to try it, and no second."""
+        self.closed = self.view.trial
         self.in_flight += 1
         self.pending_tokens += need.prompt_tokens
         if self.size:
