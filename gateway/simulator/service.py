@@ -182,6 +182,10 @@ class Service:
         if least > budget:
             text = f"min_tokens must be less than or equal to max_tokens={budget}, got {least}."
             raise validation_error(self.version, text, "min_tokens", least)
+        temperature = document.get("temperature")
+        if isinstance(temperature, int | float) and temperature < 0:
+            text = f"temperature must be non-negative, got {float(temperature)}."
+            raise validation_error(self.version, text, "temperature", float(temperature))
         stop = document.get("stop") or ()
         stops = (stop,) if isinstance(stop, str) else tuple(str(item) for item in stop if item)
         return Wishes(

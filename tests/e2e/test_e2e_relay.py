@@ -106,8 +106,9 @@ def test_models_tell_the_largest_window_under_every_name_clients_read(gateway: G
     (card,) = listed["data"]
     window = backends.large.window_tokens
     assert card["id"] == backends.model
-    names = ("max_model_len", "context_length", "context_window", "max_input_tokens")
+    names = ("max_model_len", "context_length", "context_window")
     assert {name: card[name] for name in names} == dict.fromkeys(names, window)
+    assert card["max_input_tokens"] == window - 1024  # the output floor is kept for the answer
     assert card["meta"]["n_ctx"] == window
     assert isinstance(card["max_output_tokens"], int)
 
