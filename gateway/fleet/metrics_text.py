@@ -81,7 +81,7 @@ def parse(body: bytes) -> Reading:
 
 
 def samples(text: str, name: str) -> Iterator[tuple[dict[str, str], float]]:
-    """The samples of exactly this name, as labels and value. ``text`` starts with a newline; garbled lines are left out."""
+    """The samples of exactly this name: labels, value. ``text`` starts with a newline; garbled lines are left out."""
     needle = "\n" + name
     position = text.find(needle)
     while position >= 0:

@@ -1,225 +1,312 @@
-"""The queue in front of the backends: where a request waits until ``routing.assign`` says it may go, and where to.
+"""The queue before the backends: requests wait here until ``routing.assign`` places them, and then hold a lease.
 
-All deciding is done by that pure function; this shell holds who waits, asks it when anything changed, and hands out
-leases. A place in the queue or on a backend is given back whatever happens, cancellation at any await included.
+This shell decides nothing. It keeps the queue, asks for decisions whenever something changed, and sees to it that
+whoever leaves, by whatever door, leaves nothing behind.
 """
 
 from __future__ import annotations
 
 import asyncio
-import itertools
-import math
-from collections import deque
 from collections.abc import Mapping
-from dataclasses import dataclass
+from typing import Protocol
 
 from gateway.config import PlacingSettings
-from gateway.exceptions import Busy, NoBackend
+from gateway.exceptions import Busy, ContextOverflow, GatewayError, NoBackend
 from gateway.fleet.backend import Reservation
-from gateway.fleet.fleet import Backend, Fleet
+from gateway.fleet.fleet import Backend
 from gateway.routing.assign import assign
 from gateway.routing.need import budget_tokens, need_for
-from gateway.types import Need, Offer, Placed, Waiter
+from gateway.types import BackendView, Need, Offer, Overflow, Placed, Refused, Waiter
 
-# Releases of the last minute tell how fast the queue drains.
-DRAIN_MEMORY_S = 60.0
-LONGEST_RETRY_AFTER_S = 59.0
+LEAST_RETRY_S = 1.0
+MOST_RETRY_S = 59.0  # clients ignore hints of a minute and more
+UNMEASURED_RETRY_S = 10.0
+# Weight of the newest gap between two placements out of the queue in the drain rate.
+DRAIN_WEIGHT = 0.1
+MOST_SETS = 1024
 
-FULL = "The KV cache of every suitable backend is full and the queue is, too. Try again in {seconds} s."
-WAITED = "No place on a backend became free within {limit} s. Try again in {seconds} s."
-TOO_LARGE = "The request needs more KV cache than any backend that is up has."
-DOWN = "Every backend that could take this request is down or draining. Try again in a few seconds."
+
+class GateFleet(Protocol):
+    """What the gate needs of the fleet."""
+
+    def views(self, now_s: float) -> Mapping[str, BackendView]:
+        """All backends as they look now."""
+
+    def reserve(self, name: str, need: Need, budget_tokens: int | None) -> Reservation:
+        """Enter a request into a backend's ledger."""
+
+    def backend(self, name: str) -> Backend:
+        """How to reach a backend."""
 
 
 class Lease:
-    """A place on a backend. ``release`` it in a ``finally``; doing so twice changes nothing."""
+    """A place on a backend: KV blocks are reserved there until ``release``, which may be called any number of times."""
 
-    __slots__ = ("_gate", "_released", "_reservation", "backend", "offer", "waited_s")
+    __slots__ = ("_gate", "_reservation", "backend", "offer", "released", "sequence", "waited_s")
 
-    def __init__(self, gate: Gate, reservation: Reservation, backend: Backend, offer: Offer, waited_s: float) -> None:
+    def __init__(
+        self, gate: Gate, reservation: Reservation, backend: Backend, offer: Offer, waited_s: float, sequence: int
+    ) -> None:
         self._gate = gate
         self._reservation = reservation
-        self._released = False
         self.backend = backend
         self.offer = offer
         self.waited_s = waited_s
+        self.sequence = sequence
+        self.released = False
+
+    def __repr__(self) -> str:
+        return f"<Lease {self.sequence} on {self.backend.name}{', released' if self.released else ''}>"
 
     def first_byte(self) -> None:
         """The backend began to answer."""
         self._reservation.first_byte()
 
     def grow(self, tokens: int) -> None:
-        """So many more tokens were generated."""
+        """So many more tokens were generated, over all sequences."""
         self._reservation.grow(tokens)
 
     def release(self) -> None:
-        """Give the place back and let the next one have it."""
-        if not self._released:
-            self._released = True
+        """Give the place back and let others have it."""
+        if not self.released:
+            self.released = True
             self._reservation.release()
-            self._gate.released()
+            self._gate.let_go(self)
 
 
-@dataclass(slots=True)
-class _Place:
-    """Somebody in the queue."""
+class _Entry:
+    """One waiting request: what ``assign`` sees of it, and the future it waits on."""
 
-    waiter: Waiter
-    prompt_tokens: int
-    body_bytes: int
-    future: asyncio.Future[Lease]
+    __slots__ = ("body_bytes", "error", "future", "lease", "waiter")
+
+    def __init__(self, waiter: Waiter, body_bytes: int) -> None:
+        self.waiter = waiter
+        self.body_bytes = body_bytes
+        self.future: asyncio.Future[None] | None = None
+        self.lease: Lease | None = None
+        self.error: GatewayError | None = None
+
+    @property
+    def settled(self) -> bool:
+        """Whether it was placed or refused."""
+        return self.lease is not None or self.error is not None
+
+    def tell(self) -> None:
+        """Wake who waits; a fresh arrival has nobody waiting yet."""
+        if self.future is not None and not self.future.done():
+            self.future.set_result(None)
 
 
 class Gate:
-    """The one queue. Times are seconds of the event loop's clock."""
+    """Lets requests through to backends, oldest first. Lives in one event loop; times are that loop's clock."""
 
-    def __init__(self, fleet: Fleet, settings: PlacingSettings) -> None:
+    def __init__(self, fleet: GateFleet, settings: PlacingSettings) -> None:
         self._fleet = fleet
         self._settings = settings
-        self._queue: dict[int, _Place] = {}
-        self._bytes = 0
-        self._sequences = itertools.count(1)
-        self._names: dict[frozenset[str], frozenset[str]] = {}
-        self._releases: deque[float] = deque(maxlen=1024)
-        self._look: asyncio.Handle | None = None
-        self._deadline: asyncio.TimerHandle | None = None
+        self._queue: dict[int, _Entry] = {}  # by sequence, which is the order of arrival
+        self._queue_bytes = 0
+        self._sequence = 0
+        self._sets: dict[frozenset[str], frozenset[str]] = {}
+        self._run: asyncio.Handle | None = None
+        self._alarm: asyncio.TimerHandle | None = None
+        self._leases = 0
+        self._placed = 0
+        self._queued = 0
+        self._refused = 0
+        self._drain_gap_s: float | None = None
+        self._drained_s: float | None = None
 
     def __repr__(self) -> str:
-        return f"<Gate {len(self._queue)} waiting, {self._bytes} bytes>"
-
-    def stats(self) -> dict[str, float]:
-        """Who waits now, and how fast places become free (a second, over the last minute)."""
-        return {
-            "waiting_requests": len(self._queue),
-            "waiting_bytes": self._bytes,
-            "releases_per_second": self._drain_rate(asyncio.get_running_loop().time()),
-        }
+        return f"<Gate {len(self._queue)} waiting ({self._queue_bytes} bytes), {self._leases} leases>"
 
     async def enter(
         self,
         offers: tuple[Offer, ...],
         prompt_tokens: int,
-        n: int,
-        body_bytes: int,
+        n: int = 1,
+        body_bytes: int = 0,
         excluded: frozenset[str] = frozenset(),
         model: str = "",
     ) -> Lease:
-        """Wait for a place on one of ``offers`` less ``excluded``. ``prompt_tokens`` and ``n`` say what it needs there.
+        """A lease on the best backend among ``offers`` (in order of preference): at once if there is room, or in turn.
 
-        Raises ``Busy`` when the queue is full or the wait too long, and ``NoBackend`` when nobody can take it.
+        ``excluded`` are backends that failed this request before. The caller releases the lease in a ``finally``.
+        Raises ``Busy`` if the queue is full or the wait too long, ``NoBackend`` if every backend is down, draining or
+        excluded, ``ContextOverflow`` if the prompt is larger than any cache. A cancelled wait leaves nothing behind.
         """
         now_s = asyncio.get_running_loop().time()
-        waiter = Waiter(
-            sequence=next(self._sequences),
+        entry = self._arrive(self._waiter(offers, prompt_tokens, n, excluded, model, now_s), body_bytes)
+        # Nothing is awaited up to here and on this way: who finds room at once goes on without a task switch.
+        try:
+            self._decide(now_s)
+        except BaseException:
+            self._leave(entry)
+            raise
+        if not entry.settled:
+            await self._wait(entry)
+        if entry.error is not None:
+            self._refused += 1
+            raise entry.error
+        assert entry.lease is not None
+        return entry.lease
+
+    def wake(self) -> None:
+        """Something changed that may let a waiting request go. Many calls in one turn of the loop cost one decision."""
+        if self._queue and self._run is None:
+            self._run = asyncio.get_running_loop().call_soon(self._run_now)
+
+    def let_go(self, lease: Lease) -> None:
+        """A lease was released (called by the lease)."""
+        self._leases -= 1
+        self.wake()
+
+    def stats(self) -> dict[str, float]:
+        """Now: requests and bytes waiting, the longest wait, leases held. Ever: placed, placed after waiting, refused.
+
+        ``drain_rate`` is placements out of the queue a second, 0 before there were two.
+        """
+        return {
+            "waiting_requests": len(self._queue),
+            "waiting_bytes": self._queue_bytes,
+            "oldest_wait_s": self._oldest_wait_s(),
+            "leases": self._leases,
+            "placed_requests": self._placed,
+            "queued_requests": self._queued,
+            "refused_requests": self._refused,
+            "drain_rate": 1.0 / self._drain_gap_s if self._drain_gap_s else 0.0,
+        }
+
+    def _waiter(
+        self, offers: tuple[Offer, ...], prompt_tokens: int, n: int, excluded: frozenset[str], model: str, now_s: float
+    ) -> Waiter:
+        self._sequence += 1
+        names = frozenset(offer.backend for offer in offers) - excluded
+        return Waiter(
+            sequence=self._sequence,
             arrived_s=now_s,
             deadline_s=now_s + self._settings.queue_timeout_s,
             offers=offers,
-            need=self._needs(offers, prompt_tokens, n),
+            need={offer.backend: need_for(offer, prompt_tokens, n, self._settings) for offer in offers},
             excluded=excluded,
             model=model,
-            backends=self._shared(frozenset(offer.backend for offer in offers) - excluded),
+            backends=self._sets.get(names, names),
         )
-        future: asyncio.Future[Lease] = asyncio.get_running_loop().create_future()
-        place = _Place(waiter, prompt_tokens, body_bytes, future)
-        self._queue[waiter.sequence] = place
-        self._bytes += body_bytes
-        self._decide()
-        try:
-            if not future.done():
-                self._admit(now_s)
-                self._watch_deadline()
-            return await future if not future.done() else future.result()
-        except asyncio.CancelledError:
-            # Placed in the very moment it was cancelled: the place must not be lost.
-            if future.done() and not future.cancelled() and future.exception() is None:
-                future.result().release()
-            raise
-        finally:
-            self._leave(waiter.sequence)
 
-    def wake(self) -> None:
-        """Something changed: look through the queue soon. Many calls in one turn of the loop make one look."""
-        if self._queue and self._look is None:
-            self._look = asyncio.get_running_loop().call_soon(self._decide)
+    def _arrive(self, waiter: Waiter, body_bytes: int) -> _Entry:
+        entry = _Entry(waiter, body_bytes)
+        self._queue[waiter.sequence] = entry
+        self._queue_bytes += body_bytes
+        return entry
 
-    def released(self) -> None:
-        """A place became free."""
-        self._releases.append(asyncio.get_running_loop().time())
-        self.wake()
+    def _leave(self, entry: _Entry) -> None:
+        """Take an entry out of the queue."""
+        if self._queue.pop(entry.waiter.sequence, None) is not None:
+            self._queue_bytes -= entry.body_bytes
+            if not self._queue:
+                self._sets.clear()
+                self._drained_s = None
+                if self._alarm is not None:
+                    self._alarm.cancel()
+                    self._alarm = None
 
-    def _admit(self, now_s: float) -> None:
-        """Raise ``Busy`` if whoever came last is one too many to wait."""
+    async def _wait(self, entry: _Entry) -> None:
+        """Wait for a decision on ``entry``, or raise if there is no room to wait in."""
         settings = self._settings
-        if len(self._queue) > settings.queue_max_requests or self._bytes > settings.queue_max_bytes:
-            seconds = self._retry_after_s(now_s)
-            raise Busy(FULL.format(seconds=math.ceil(seconds)), seconds)
+        if len(self._queue) > settings.queue_max_requests or self._queue_bytes > settings.queue_max_bytes:
+            retry_s = self._retry_after_s(len(self._queue) - 1)
+            self._leave(entry)
+            self._refused += 1
+            raise Busy("The KV caches are full and so is the queue. Try again later.", retry_s)
+        loop = asyncio.get_running_loop()
+        if len(self._sets) < MOST_SETS:
+            self._sets.setdefault(entry.waiter.backends, entry.waiter.backends)
+        self._queued += 1
+        self._set_alarm(loop)
+        entry.future = loop.create_future()
+        try:
+            await entry.future
+        except asyncio.CancelledError:
+            # It may have been placed in the very turn of the loop in which it was cancelled.
+            if entry.lease is not None:
+                entry.lease.release()
+            self._leave(entry)
+            self.wake()  # its claim is gone; others may pass
+            raise
 
-    def _decide(self) -> None:
-        if self._look is not None:
-            self._look.cancel()
-            self._look = None
-        if not self._queue:
-            return
-        now_s = asyncio.get_running_loop().time()
-        queue = [place.waiter for place in self._queue.values()]
-        for decision in assign(queue, self._fleet.views(now_s), now_s, self._settings):
-            place = self._queue.get(decision.sequence)
-            if place is None or place.future.done():
-                continue
+    def _run_now(self) -> None:
+        self._run = None
+        if self._queue:
+            loop = asyncio.get_running_loop()
+            self._decide(loop.time())
+            self._set_alarm(loop)
+
+    def _decide(self, now_s: float) -> None:
+        """Ask for decisions on the whole queue and carry them out."""
+        waiters = [entry.waiter for entry in self._queue.values()]
+        for decision in assign(waiters, self._fleet.views(now_s), now_s, self._settings):
+            entry = self._queue[decision.sequence]
             if isinstance(decision, Placed):
-                place.future.set_result(self._lease(place, decision.offer, now_s))
+                self._place(entry, decision.offer, now_s)
             else:
-                place.future.set_exception(self._refusal(decision.reason, now_s))
-            self._leave(decision.sequence)
+                entry.error = self._refusal(entry.waiter, decision, now_s)
+            self._leave(entry)
+            entry.tell()
 
-    def _lease(self, place: _Place, offer: Offer, now_s: float) -> Lease:
-        need = place.waiter.need[offer.backend]
-        reservation = self._fleet.reserve(offer.backend, need, budget_tokens(offer, place.prompt_tokens))
-        return Lease(self, reservation, self._fleet.backend(offer.backend), offer, now_s - place.waiter.arrived_s)
+    def _place(self, entry: _Entry, offer: Offer, now_s: float) -> None:
+        waiter = entry.waiter
+        need = waiter.need[offer.backend]
+        backend = self._fleet.backend(offer.backend)
+        reservation = self._fleet.reserve(offer.backend, need, budget_tokens(offer, need.prompt_tokens))
+        entry.lease = Lease(self, reservation, backend, offer, now_s - waiter.arrived_s, waiter.sequence)
+        self._leases += 1
+        self._placed += 1
+        if entry.future is not None:
+            self._note_drain(now_s)
 
-    def _refusal(self, reason: str, now_s: float) -> Busy | NoBackend:
-        if reason == "timeout":
-            seconds = self._retry_after_s(now_s)
-            limit = f"{self._settings.queue_timeout_s:g}"
-            return Busy(WAITED.format(limit=limit, seconds=math.ceil(seconds)), seconds)
-        return NoBackend(TOO_LARGE if reason == "too_large" else DOWN)
+    def _refusal(self, waiter: Waiter, decision: Refused, now_s: float) -> GatewayError:
+        if decision.reason == "no_backend":
+            if waiter.excluded and not waiter.backends:
+                return NoBackend("Every backend that serves the model has failed this request. Try again later.")
+            return NoBackend("Every backend that could take the request is down or draining. Try again later.")
+        if decision.reason == "too_large":
+            return ContextOverflow(self._overflow(waiter, now_s))
+        waited_s = now_s - waiter.arrived_s
+        retry_s = self._retry_after_s(len(self._queue))
+        return Busy(f"No KV cache had room for the request within {waited_s:.0f} s. Try again later.", retry_s)
 
-    def _leave(self, sequence: int) -> None:
-        place = self._queue.pop(sequence, None)
-        if place is None:
-            return
-        self._bytes -= place.body_bytes
-        self.wake()  # whoever stood behind may go now
+    def _overflow(self, waiter: Waiter, now_s: float) -> Overflow:
+        """The numbers of a prompt that no cache can hold: the largest cache counts as the window."""
+        views = self._fleet.views(now_s)
+        caches = [kv for name in waiter.backends if name in views and (kv := views[name].kv) is not None]
+        limit = max((kv.engine_capacity_blocks * kv.block_size_tokens for kv in caches), default=0)
+        need = next(iter(waiter.need.values()))
+        return Overflow(need.prompt_tokens, need.output_tokens, limit, limit)
+
+    def _set_alarm(self, loop: asyncio.AbstractEventLoop) -> None:
+        """Have the first deadline noticed. All wait equally long, so the oldest is the first."""
+        if self._alarm is None and self._queue:
+            deadline_s = next(iter(self._queue.values())).waiter.deadline_s
+            self._alarm = loop.call_at(deadline_s, self._ring)
+
+    def _ring(self) -> None:
+        self._alarm = None
+        self._run_now()
+
+    def _note_drain(self, now_s: float) -> None:
+        """Learn the mean gap between two placements while requests wait."""
+        if self._drained_s is not None:
+            gap_s = now_s - self._drained_s
+            known_s = gap_s if self._drain_gap_s is None else self._drain_gap_s
+            self._drain_gap_s = known_s + DRAIN_WEIGHT * (gap_s - known_s)
+        self._drained_s = now_s
+
+    def _retry_after_s(self, ahead: int) -> float:
+        """Seconds until the requests waiting now will be through, at the rate they are drained."""
+        if self._drain_gap_s is None:
+            return UNMEASURED_RETRY_S
+        return min(MOST_RETRY_S, max(LEAST_RETRY_S, ahead * self._drain_gap_s))
+
+    def _oldest_wait_s(self) -> float:
         if not self._queue:
-            self._names.clear()
-            if self._deadline is not None:
-                self._deadline.cancel()
-                self._deadline = None
-
-    def _watch_deadline(self) -> None:
-        """Look again when the first wait is over: deadlines are in the order of arrival."""
-        if self._deadline is None and self._queue:
-            first = next(iter(self._queue.values()))
-            self._deadline = asyncio.get_running_loop().call_at(first.waiter.deadline_s, self._deadline_passed)
-
-    def _deadline_passed(self) -> None:
-        self._deadline = None
-        self._decide()
-        self._watch_deadline()
-
-    def _needs(self, offers: tuple[Offer, ...], prompt_tokens: int, n: int) -> Mapping[str, Need]:
-        return {offer.backend: need_for(offer, prompt_tokens, n, self._settings) for offer in offers}
-
-    def _shared(self, names: frozenset[str]) -> frozenset[str]:
-        """One object for equal sets: the queue is then looked through faster."""
-        return self._names.setdefault(names, names)
-
-    def _drain_rate(self, now_s: float) -> float:
-        recent = [moment for moment in self._releases if now_s - moment <= DRAIN_MEMORY_S]
-        return len(recent) / max(1.0, now_s - recent[0]) if recent else 0.0
-
-    def _retry_after_s(self, now_s: float) -> float:
-        """When as many places will have become free as requests wait now, at the rate of late."""
-        rate = self._drain_rate(now_s)
-        expected_s = len(self._queue) / rate if rate else LONGEST_RETRY_AFTER_S
-        return min(LONGEST_RETRY_AFTER_S, max(1.0, expected_s))
+            return 0.0
+        return asyncio.get_running_loop().time() - next(iter(self._queue.values())).waiter.arrived_s

@@ -8,8 +8,8 @@ Rules, in the order they are tried for each waiter, oldest first:
    down. A backend not looked at yet, or one that is being tried after a failure, is worth waiting for.
 3. Its prompt is larger than the whole cache of every backend left: refused, ``too_large``.
 4. Offers are tried in their order (``guard`` puts the smallest fitting window first); neighbours of equal window
-   compete by cost. KV fits if ``reserved + need ≤ capacity × (1 − headroom)``, where need includes the expected output. So a
-   larger window is used when the smaller ones are full, and a waiting request takes whichever frees first.
+   compete by cost. KV fits if ``reserved + need ≤ capacity × (1 − headroom)``, where need includes the expected
+   output. So a larger window is used when the smaller ones are full, and a waiting request takes what frees first.
 5. A backend with nothing running or waiting takes any request whose prompt its cache can hold (*drip*): no estimate
    can wedge the queue.
 6. Else it waits, and keeps a claim on all its backends: nobody behind it takes KV there, so it cannot starve.
