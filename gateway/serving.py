@@ -97,7 +97,8 @@ class Serving:
         trace = Trace(request_id[:128], dialect, time.monotonic())
         client = Client(receive, send)
         try:
-            self._keys.check(scope["headers"])
+            if scope["method"] != "OPTIONS":  # a browser's preflight shows no key; vLLM asks it for none, either
+                self._keys.check(scope["headers"])
             body = await read_body(scope, receive, self._settings.max_body_bytes)
             async with client:
                 try:
@@ -115,15 +116,17 @@ class Serving:
             self._record(trace)
 
     async def _serve(self, scope: Scope, body: bytes, client: Client, trace: Trace) -> None:
-        parse = PARSERS.get(trace.dialect, generic.parse)
+        parse = PARSERS.get(trace.dialect, generic.parse) if scope["method"] == "POST" else generic.parse
         ask = parse(body, header(scope, b"content-type"), scope["path"])
         model = self._fleet.resolve(ask.model)
         trace.model = model.id
         count, offers = await self._fitted(ask, model, trace)
+        # Estimates, and sums over several prompts, may exceed what one request can ever hold; they must not refuse it.
+        prompt_tokens = min(count.total_tokens, max(offer.window_tokens for offer in offers))
 
         tried: set[str] = set()
         for attempt in range(self._settings.relay.retries + 1):
-            lease = await self._gate.enter(offers, count.total_tokens, ask.n, len(body), frozenset(tried), model.id)
+            lease = await self._gate.enter(offers, prompt_tokens, ask.n, len(body), frozenset(tried), model.id)
             try:
                 trace.waited(lease.waited_s)
                 await self._exchange(scope, ask, lease, client, trace)
