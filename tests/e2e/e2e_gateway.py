@@ -44,7 +44,7 @@ class Gateway:
 
 
 # The gauges that are zero when no request is anywhere in the gateway.
-HELD = ("requests_in_flight", "queue_requests", "queue_bytes")
+HELD = ("requests_in_flight", "queue_requests", "queue_bytes", "kv_reserved_blocks")
 
 
 @contextlib.contextmanager
