@@ -74,8 +74,10 @@ def _backend(backend: Mapping[str, Any]) -> list[str]:
     lines = [_both(str(backend.get("name", UNKNOWN)), health + (f"  vLLM {version}" if version else ""))]
     if backend.get("error"):
         lines.append(_cut(f"  {backend['error']}"))
-    for model in backend.get("models", ()):
-        lines.append(_both(f"  {model.get('id', UNKNOWN)}", f"window {_number(model.get('window_tokens'))}"))
+    lines += [
+        _both(f"  {model.get('id', UNKNOWN)}", f"window {_number(model.get('window_tokens'))}")
+        for model in backend.get("models", ())
+    ]
     lines.append(_both("  KV cache", _kv(backend.get("kv"))))
     numbers = (("in flight", "in_flight"), ("running", "running"), ("waiting", "waiting"))
     requests = "   ".join(f"{label} {_number(backend.get(key))}" for label, key in numbers)
