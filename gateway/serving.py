@@ -17,7 +17,7 @@ from gateway.api.errors import error_response, sse_error
 from gateway.api.rewrite import upstream_body
 from gateway.api.upstream_errors import client_error, read_error
 from gateway.config import Settings
-from gateway.exceptions import BackendBusy, BackendFailed, ClientGone, ContextOverflow, GatewayError
+from gateway.exceptions import BackendBusy, BackendFailed, ClientGone, ContextOverflow, GatewayError, UnknownModel
 from gateway.fleet.fleet import Fleet, Model
 from gateway.guard.fit import fit
 from gateway.observe.metrics import Metrics
@@ -65,6 +65,7 @@ class Trace:
     model: str = "other"
     outcome: str = "ok"
     count: Count | None = None
+    counted_as: str = ""
     queue_wait_s: float = 0.0
     first_wait_s: float = 0.0
     called_s: float | None = None
@@ -148,8 +149,9 @@ class Serving:
             # Not rendered here: the size of the body stands in for its need of KV blocks, and the backend judges it.
             guess = Count(len(ask.body) // 4, len(ask.body) // 4, CountKind.ESTIMATE, "bytes")
             return guess, tuple(Offer(name, window, None, False) for name, window in sorted(windows.items()))
-        count = await self._counter.count(ask, self.served(model))
-        trace.count = count
+        served = self.served(model)
+        count = await self._counter.count(ask, served)
+        trace.count, trace.counted_as = count, served.name
         self._metrics.counts.labels(model.id, count.kind, count.source).inc()
         override = self._settings.models.get(model.id)
         floor = override.output_floor_tokens if override else None
@@ -159,11 +161,18 @@ class Serving:
         return count, verdict.offers
 
     def served(self, model: Model) -> ServedModel:
-        """What counting needs to know of ``model``."""
+        """What counting needs to know of ``model``. A LoRA adapter is counted as its base model: it has the base's
+        tokenizer and template, and its own root is the adapter's folder."""
+        base = model
+        while base.parent is not None:
+            try:
+                base = self._fleet.resolve(base.parent)
+            except UnknownModel:
+                break
         backends = [self._fleet.backend(name) for name in model.backends]
         return ServedModel(
-            name=model.id,
-            root=model.root or model.id,
+            name=base.id,
+            root=base.root or base.id,
             backends=tuple(backend.url for backend in backends),
             api_keys={item.url: item.api_key.get_secret_value() for item in backends if item.api_key},
             vllm_version=next((backend.version for backend in backends if backend.version), None),
@@ -305,7 +314,7 @@ class Serving:
             return
         self._metrics.prompt_tokens.labels(trace.model).inc(progress.prompt_tokens)
         if count is not None:
-            error_tokens = self._counter.observe(trace.model, count, progress.prompt_tokens)
+            error_tokens = self._counter.observe(trace.counted_as, count, progress.prompt_tokens)
             if error_tokens is not None:
                 self._metrics.checked(trace.model, count, error_tokens)
 
