@@ -33,8 +33,8 @@ _OWN_RENDERERS = {
 }
 
 
-# A run of 50 million equal letters takes an encoder half a minute, and no window holds this much text anyway: beyond
-# 16 million characters (about 4 million tokens) a request is estimated, and vLLM refuses it by its number of characters.
+# A run of 50 million equal letters takes an encoder half a minute, and no window holds so much text anyway: beyond 16
+# million characters (about 4 million tokens) a request is estimated, and vLLM refuses it by its number of characters.
 MAX_TEXT_CHARS = 16_000_000
 
 

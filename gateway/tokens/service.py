@@ -11,6 +11,7 @@ import logging
 from collections.abc import Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
+from typing import Any
 
 from gateway.config import CountingSettings, ModelSettings
 from gateway.tokens.backend import Post, count_at_backend

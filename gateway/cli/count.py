@@ -1,0 +1,200 @@
+"""``kvgate count``: the prompt tokens of a request file, as vLLM will count them."""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import json
+import sys
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from gateway.tokens.service import Counter, ServedModel
+    from gateway.types import Ask, Count
+
+TIMEOUT_S = 30.0
+# One render a message: beyond this the shares are left out.
+MOST_MESSAGES_SHOWN = 200
+
+
+class BadInput(Exception):
+    """What was asked for cannot be done; the message says why."""
+
+
+@dataclass(frozen=True, slots=True)
+class Share:
+    """What one message adds to the prompt when it follows those before it."""
+
+    role: str
+    tokens: int
+
+
+def configure(parser: argparse.ArgumentParser) -> None:
+    """Add the arguments of this command."""
+    parser.add_argument("file", metavar="FILE", help="body of a chat or completions request as JSON, or - for stdin")
+    where = parser.add_mutually_exclusive_group(required=True)
+    where.add_argument("--tokenizer", metavar="FOLDER", help="folder or hub id of the tokenizer and chat template")
+    where.add_argument("--backend", metavar="URL", help="vLLM server to take the model from, and to ask if need be")
+    parser.add_argument("--model", help="served name at the backend (default: the request's, or its only one)")
+    parser.add_argument("--chat-template", type=Path, metavar="FILE", help="as the server's --chat-template")
+    parser.add_argument("--json", action="store_true", help="print JSON")
+    parser.set_defaults(run=run)
+
+
+def run(options: argparse.Namespace) -> int:
+    """Print the count. 2 for a file that is no request, 1 if the backend cannot be reached."""
+    from gateway.exceptions import BackendFailed, BadRequest
+
+    try:
+        ask = _ask(_read(options.file))
+        count, shares, reason = asyncio.run(_count(ask, options))
+    except (BadInput, BadRequest) as error:
+        print(f"kvgate: {error}", file=sys.stderr)
+        return 2
+    except BackendFailed as error:
+        print(f"kvgate: {error}", file=sys.stderr)
+        return 1
+    if options.json:
+        print(json.dumps(_document(count, shares, reason), indent=2))
+    else:
+        _print(count, shares, reason)
+    return 0
+
+
+def _read(name: str) -> bytes:
+    try:
+        return sys.stdin.buffer.read() if name == "-" else Path(name).read_bytes()
+    except OSError as error:
+        raise BadInput(f"cannot read {name}: {error.strerror or error}") from None
+
+
+def _ask(body: bytes) -> Ask:
+    """The request, taken for a chat if it has messages. Raises ``BadInput`` or ``BadRequest``."""
+    from gateway.api import chat, completions
+
+    try:
+        document = json.loads(body)
+    except (ValueError, RecursionError) as error:
+        raise BadInput(f"the file is not JSON: {error}") from None
+    if not isinstance(document, dict) or not ("messages" in document or "prompt" in document):
+        raise BadInput("the file must hold a JSON object with `messages` (chat) or `prompt` (completions)")
+    if not document.get("model"):
+        # The gateway needs a model to choose a backend; for counting any name does.
+        body = json.dumps({**document, "model": "model"}).encode()
+    if "messages" in document:
+        return chat.parse(body, "application/json")
+    return completions.parse(body, "application/json")
+
+
+async def _count(ask: Ask, options: argparse.Namespace) -> tuple[Count, list[Share], str]:
+    import httpx2
+
+    from gateway.config import CountingSettings, ModelSettings
+    from gateway.tokens.service import Counter, ServedModel
+
+    if options.chat_template is not None and not options.chat_template.is_file():
+        raise BadInput(f"cannot read {options.chat_template}: no such file")
+    async with httpx2.AsyncClient(trust_env=False, timeout=TIMEOUT_S) as client:
+
+        async def post(url: str, body: Any, headers: Mapping[str, str], timeout_s: float) -> tuple[int, dict[str, Any]]:
+            response = await client.post(url, json=body, headers=dict(headers), timeout=timeout_s)
+            return response.status_code, response.json()
+
+        if options.backend:
+            model = await _served(client, options.backend, options.model or ask.model, options.model is not None)
+        else:
+            model = ServedModel(options.model or ask.model, options.tokenizer)
+        override = ModelSettings(chat_template=options.chat_template)
+        counter = Counter(CountingSettings(backend_timeout_s=TIMEOUT_S), {model.name: override}, post)
+        try:
+            await counter.warm(model)
+            count = await counter.count(ask, model)
+            view = counter.describe(model.name)
+            reason = view.reason if view is not None else ""
+            if options.tokenizer and counter.local(model) is None:
+                raise BadInput(reason)
+            return count, _shares(counter, model, ask) if count.source == "local" else [], reason
+        finally:
+            counter.close()
+
+
+async def _served(client: Any, url: str, wanted: str, must: bool) -> ServedModel:
+    """The model ``wanted`` at the backend, or its only one unless ``wanted`` must be it."""
+    import httpx2
+
+    from gateway.config import BackendSettings
+    from gateway.exceptions import BackendFailed
+    from gateway.tokens.service import ServedModel
+
+    try:
+        base = BackendSettings(url=url).url
+    except ValueError:
+        raise BadInput(f"--backend {url} is not an http(s) URL") from None
+    try:
+        response = await client.get(f"{base}/v1/models")
+        cards = {card["id"]: card for card in response.json()["data"]}
+    except (httpx2.HTTPError, ValueError, KeyError, TypeError) as error:
+        raise BackendFailed(f"{base}/v1/models gave no list of models: {error or type(error).__name__}") from None
+    if wanted not in cards and (must or len(cards) != 1):
+        raise BadInput(f"{base} does not serve {wanted}; it serves: {', '.join(cards) or 'nothing'} (see --model)")
+    card = cards.get(wanted) or next(iter(cards.values()))
+    owner = cards.get(card.get("parent") or "", card)  # a LoRA adapter is counted as its base model
+    return ServedModel(card["id"], owner.get("root") or owner["id"], (base,))
+
+
+def _shares(counter: Counter, model: ServedModel, ask: Ask) -> list[Share]:
+    """Tokens that each message adds; none if the template refuses a part of the conversation."""
+    from dataclasses import replace
+
+    from gateway.tokens.errors import CannotCount
+    from gateway.types import ChatPrompt
+
+    local, prompt = counter.local(model), ask.prompt
+    if local is None or not isinstance(prompt, ChatPrompt) or len(prompt.messages) > MOST_MESSAGES_SHOWN:
+        return []
+    shares: list[Share] = []
+    before = 0
+    for number, message in enumerate(prompt.messages, start=1):
+        part = replace(
+            prompt,
+            messages=prompt.messages[:number],
+            add_generation_prompt=False,
+            continue_final_message=False,
+        )
+        try:
+            (tokens,) = local.count(part, {})
+        except CannotCount:
+            return []
+        shares.append(Share(str(message.get("role")), tokens - before))
+        before = tokens
+    return shares
+
+
+def _document(count: Count, shares: list[Share], reason: str) -> dict[str, Any]:
+    document: dict[str, Any] = {
+        "tokens": count.tokens,
+        "total_tokens": count.total_tokens,
+        "kind": count.kind.value,
+        "source": count.source,
+    }
+    if reason:
+        document["reason"] = reason
+    if shares:
+        document["messages"] = [{"role": share.role, "tokens": share.tokens} for share in shares]
+    return document
+
+
+def _print(count: Count, shares: list[Share], reason: str) -> None:
+    print(f"{count.tokens} prompt tokens ({count.kind.value}, source {count.source})")
+    if count.total_tokens != count.tokens:
+        print(f"{count.total_tokens} over all prompts of the request")
+    if reason:
+        print(f"not counted by a better source: {reason}")
+    for number, share in enumerate(shares, start=1):
+        print(f"{number:>5}  {share.role:<10} {share.tokens:>8}")
+    rest = count.tokens - sum(share.tokens for share in shares)
+    if shares and rest:
+        print(f"{'':>5}  {'(rest)':<10} {rest:>8}")
