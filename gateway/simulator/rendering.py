@@ -189,7 +189,8 @@ def _normalise(messages: Sequence[Mapping[str, Any]], *, parts: bool) -> list[di
             entry["content"] = [{"type": "text", "text": content}] if parts else content
         elif isinstance(content, list):
             texts = [_text_part(part) for part in content]
-            entry["content"] = [{"type": "text", "text": text} for text in texts] if parts else "\n".join(texts)
+            joined = "\n".join(text for text in texts if text)  # vLLM joins what is truthy
+            entry["content"] = [{"type": "text", "text": text} for text in texts] if parts else joined
         else:
             raise ApiError(f"message {index}: content must be a string or a list of parts")
         if role == "assistant":
