@@ -152,9 +152,7 @@ class Counter:
             else:
                 how = f"{local.encoder.name}: {local.note}; {local.content_format} content; {compared}"
                 line = f"counted locally with {source} ({how})"
-        line = f"{model.name}: {line}"
-        log.info("%s", line)
-        return line
+        return f"{model.name}: {line}"
 
     def describe(self, model: str) -> SourceView | None:
         """How ``model`` is counted; ``None`` before its first request or warming."""
