@@ -183,6 +183,7 @@ class Serving:
         backend = lease.backend
         if trace.called_s is None:
             trace.called_s = time.monotonic()
+            self._note_clamp(ask, lease, trace)
         try:
             response = await self._open(scope, ask, lease, trace)
             try:
@@ -286,24 +287,26 @@ class Serving:
 
     def _explained(self, trace: Trace, ask: Ask, lease: Lease) -> list[tuple[str, str]]:
         """The headers that tell the client what was done. Documented in docs/headers.md."""
-        offer, count = lease.offer, trace.count
+        offer = lease.offer
         headers = [
             ("x-request-id", trace.request_id),
             ("x-kvgate-backend", lease.backend.name),
             ("x-kvgate-queue-wait-ms", str(round(trace.queue_wait_s * 1000))),
         ]
-        if count is not None:
-            headers += [
-                ("x-kvgate-prompt-tokens", str(count.total_tokens)),
-                ("x-kvgate-count-kind", count.kind.value),
-                ("x-kvgate-count-source", count.source),
-                ("x-kvgate-window", str(offer.window_tokens)),
-            ]
+        if trace.count is not None:
+            headers += _counted(trace.count)
+            headers.append(("x-kvgate-window", str(offer.window_tokens)))
             if offer.output_tokens is not None:
                 headers.append(("x-kvgate-output-tokens", str(offer.output_tokens)))
             if offer.clamped and ask.output_tokens is not None:
                 headers.append(("x-kvgate-clamped-from", str(ask.output_tokens)))
         return headers
+
+    def _note_clamp(self, ask: Ask, lease: Lease, trace: Trace) -> None:
+        given_tokens = lease.offer.output_tokens
+        if lease.offer.clamped and given_tokens is not None:
+            self._metrics.clamped_requests.labels(trace.model).inc()
+            self._metrics.clamped_tokens.labels(trace.model).inc(max(0, (ask.output_tokens or 0) - given_tokens))
 
     def _check(self, trace: Trace) -> None:
         """Hold our count against the backend's usage, and record both."""
@@ -323,7 +326,10 @@ class Serving:
         trace.outcome = error.code
         self._metrics.rejections.labels(error.code).inc()
         if not client.started:
-            await client.answer(*error_response(error, trace.dialect, trace.request_id))
+            status, headers, body = error_response(error, trace.dialect, trace.request_id)
+            if trace.count is not None:
+                headers += _counted(trace.count)
+            await client.answer(status, headers, body)
 
     def _record(self, trace: Trace) -> None:
         now_s = time.monotonic()
@@ -336,3 +342,12 @@ class Serving:
         if trace.progress.first_byte_s is not None:
             metrics.first_token.labels(trace.model).observe(trace.progress.first_byte_s - trace.arrived_s)
         log.debug("request %s to %s: %s", trace.request_id, trace.model, trace.outcome)
+
+
+def _counted(count: Count) -> list[tuple[str, str]]:
+    """The headers that tell what the prompt was counted to be, and by whom."""
+    return [
+        ("x-kvgate-prompt-tokens", str(count.total_tokens)),
+        ("x-kvgate-count-kind", count.kind.value),
+        ("x-kvgate-count-source", count.source),
+    ]
