@@ -38,13 +38,17 @@ class Gateway:
         return scrape(self.url)
 
     def in_flight(self) -> float:
-        """Everything the gateway holds for requests: in flight, queued, and KV blocks set aside for them."""
+        """What the gateway holds for requests: places at servers and in the queue, and blocks set aside.
+
+        A server whose KV cache is unknown has no blocks to set aside, and no gauge of them.
+        """
         page = self.metrics()
-        return sum(page.sum(f"kvgate_{name}") for name in HELD)
+        blocks = sum(sample.value for sample in page.named("kvgate_kv_reserved_blocks"))
+        return blocks + sum(page.sum(f"kvgate_{name}") for name in HELD)
 
 
 # The gauges that are zero when no request is anywhere in the gateway.
-HELD = ("requests_in_flight", "queue_requests", "queue_bytes", "kv_reserved_blocks")
+HELD = ("requests_in_flight", "queue_requests", "queue_bytes")
 
 
 @contextlib.contextmanager
