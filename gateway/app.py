@@ -103,6 +103,7 @@ class App:
                 yield
             finally:
                 warming.cancel()
+                self.counter.close()
                 await self.fleet.stop()
 
     async def _warm(self) -> None:

@@ -66,6 +66,7 @@ class Trace:
     outcome: str = "ok"
     count: Count | None = None
     counted_as: str = ""
+    cut_by_backend: bool = False
     queue_wait_s: float = 0.0
     first_wait_s: float = 0.0
     called_s: float | None = None
@@ -184,6 +185,9 @@ class Serving:
         if trace.called_s is None:
             trace.called_s = time.monotonic()
             self._note_clamp(ask, lease, trace)
+        # truncate_prompt_tokens −1 cuts to the window of the backend taken, which is not known when tokens are counted.
+        longest_tokens = trace.count.tokens if trace.count is not None else 0
+        trace.cut_by_backend = ask.truncate_prompt_tokens == -1 and longest_tokens >= lease.offer.window_tokens
         try:
             response = await self._open(scope, ask, lease, trace)
             try:
@@ -316,7 +320,7 @@ class Serving:
         if progress.prompt_tokens is None:
             return
         self._metrics.prompt_tokens.labels(trace.model).inc(progress.prompt_tokens)
-        if count is not None:
+        if count is not None and not trace.cut_by_backend:
             error_tokens = self._counter.observe(trace.counted_as, count, progress.prompt_tokens)
             if error_tokens is not None:
                 self._metrics.checked(trace.model, count, error_tokens)

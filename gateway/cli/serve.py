@@ -35,6 +35,7 @@ def run(options: argparse.Namespace) -> int:
     from gateway.observe import logs
 
     logs.configure(settings.log_level)
+    sys.setswitchinterval(0.001)  # a long template rendered in a thread must not hold up the streams of others
     family = socket.AF_INET6 if ":" in settings.host else socket.AF_INET
     listener = socket.socket(family)
     listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
