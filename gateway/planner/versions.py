@@ -1,0 +1,85 @@
+"""What changed between vLLM releases that a plan depends on: defaults, the start-up check and what is logged.
+
+Read in the sources of 0.6 to 0.32; "since" means first seen in a released wheel.
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+
+from gateway.planner.errors import ContradictoryFlags
+
+LATEST = (0, 32, 0)
+LATEST_TEXT = "0.32.0"
+DOCKER_IMAGE = "vllm/vllm-openai"
+
+
+@dataclass(frozen=True, slots=True)
+class Behaviour:
+    """How one release plans memory. ``concurrent_batches``: steps in flight whose out-of-window blocks are still held."""
+
+    version: tuple[int, int, int]
+    default_utilization: float
+    graphs_subtracted: bool
+    tokens_from_concurrency: bool
+    null_block_reserved: bool
+    concurrent_batches: int
+    padding_ratio: float
+    engine_v0: bool
+    second_runner: bool
+    auto_window: bool
+    state_prefix_caching: bool
+
+    @property
+    def text(self) -> str:
+        return ".".join(str(part) for part in self.version)
+
+
+def parse_version(text: str) -> tuple[int, int, int]:
+    """``0.20.2``, ``v0.9.x``, ``0.30+``, ``0.11.2.dev280`` … as three numbers. Raises ContradictoryFlags."""
+    match = re.match(r"\s*v?(\d+)\.(\d+)(?:\.(\d+))?", text)
+    if not match:
+        raise ContradictoryFlags(f"{text!r} is not a vLLM version; write it like 0.32.0.")
+    return int(match[1]), int(match[2]), int(match[3] or 0)
+
+
+def behaviour_of(version: str | tuple[int, int, int] | None) -> Behaviour:
+    """The behaviour of a release; the newest one known for None or a later one."""
+    number = LATEST if version is None else parse_version(version) if isinstance(version, str) else version
+    minor = number[:2]
+    return Behaviour(
+        version=number,
+        default_utilization=0.92 if minor >= (0, 20) else 0.90,
+        graphs_subtracted=minor >= (0, 20),
+        tokens_from_concurrency=minor >= (0, 20),
+        # vllm#47272: the block pool's null block is part of the check
+        null_block_reserved=minor >= (0, 29),
+        # async scheduling keeps two batches in flight, counted by sliding-window specs since about 0.25
+        concurrent_batches=2 if minor >= (0, 25) else 1,
+        padding_ratio=1.5 if minor >= (0, 17) else 1.25 if minor >= (0, 11) else 1.0,
+        engine_v0=minor < (0, 8),
+        second_runner=minor >= (0, 29),
+        auto_window=minor >= (0, 14),
+        state_prefix_caching=minor >= (0, 15),
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class BatchDefaults:
+    """``--max-num-batched-tokens`` and ``--max-num-seqs`` of ``vllm serve`` when not given."""
+
+    batched_tokens: int
+    seqs: int
+
+
+def batch_defaults(behaviour: Behaviour, memory_gib: float, card_name: str, max_model_len: int) -> BatchDefaults:
+    """The defaults ``vllm serve`` picks for a card of ``memory_gib`` (``get_batch_defaults`` of 0.32)."""
+    if behaviour.engine_v0:
+        # V0 profiles the whole window unless chunked prefill is on, which it is by itself above 32k.
+        return BatchDefaults(2048 if max_model_len > 32768 else max(max_model_len, 2048), 256)
+    if memory_gib >= 160 and behaviour.version[:2] >= (0, 20):
+        return BatchDefaults(16384, 1024)
+    if memory_gib >= 70 and "a100" not in card_name.lower():
+        return BatchDefaults(8192, 1024 if behaviour.version[:2] >= (0, 10) else 256)
+    return BatchDefaults(2048, 256)
