@@ -44,8 +44,8 @@ def parse_version(text: str) -> tuple[int, int, int]:
     return int(match[1]), int(match[2]), int(match[3] or 0)
 
 
-def behaviour_of(version: str | tuple[int, int, int] | None) -> Behaviour:
-    """The behaviour of a release; the newest one known for None or a later one."""
+def behaviour_of(version: str | tuple[int, int, int] | None, *, engine: str | None = None) -> Behaviour:
+    """The behaviour of a release; the newest one known for None or a later one. ``engine`` V1 was opt-in in 0.7."""
     number = LATEST if version is None else parse_version(version) if isinstance(version, str) else version
     minor = number[:2]
     return Behaviour(
@@ -55,10 +55,10 @@ def behaviour_of(version: str | tuple[int, int, int] | None) -> Behaviour:
         tokens_from_concurrency=minor >= (0, 20),
         # vllm#47272: the block pool's null block is part of the check
         null_block_reserved=minor >= (0, 29),
-        # async scheduling keeps two batches in flight, counted by sliding-window specs since about 0.25
-        concurrent_batches=2 if minor >= (0, 25) else 1,
+        # async scheduling keeps two batches in flight, counted by sliding-window specs in 0.31, not yet in 0.25
+        concurrent_batches=2 if minor >= (0, 29) else 1,
         padding_ratio=1.5 if minor >= (0, 17) else 1.25 if minor >= (0, 11) else 1.0,
-        engine_v0=minor < (0, 8),
+        engine_v0=minor < (0, 8) and engine != "V1",
         second_runner=minor >= (0, 29),
         auto_window=minor >= (0, 14),
         state_prefix_caching=minor >= (0, 15),
@@ -77,9 +77,10 @@ def batch_defaults(behaviour: Behaviour, memory_gib: float, card_name: str, max_
     """The defaults ``vllm serve`` picks for a card of ``memory_gib`` (``get_batch_defaults`` of 0.32)."""
     if behaviour.engine_v0:
         # V0 profiles the whole window unless chunked prefill is on, which it is by itself above 32k.
-        return BatchDefaults(2048 if max_model_len > 32768 else max(max_model_len, 2048), 256)
+        chunked = 2048 if behaviour.version >= (0, 6, 5) else 512
+        return BatchDefaults(chunked if max_model_len > 32768 else max(max_model_len, 2048), 256)
     if memory_gib >= 160 and behaviour.version[:2] >= (0, 20):
         return BatchDefaults(16384, 1024)
     if memory_gib >= 70 and "a100" not in card_name.lower():
-        return BatchDefaults(8192, 1024 if behaviour.version[:2] >= (0, 10) else 256)
+        return BatchDefaults(8192, 1024)
     return BatchDefaults(2048, 256)

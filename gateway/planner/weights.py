@@ -152,10 +152,9 @@ def weights_of(
     pp: int,
     known_parameters: int | None = None,
     vision_parameters: int | None = None,
-    files: Sequence[Path] = (),
-    expert_parallel: bool = False,
+    exact_bytes: int | None = None,
 ) -> Weights:
-    """Weights on the busiest GPU. Files give exact bytes; a known parameter count narrows the range."""
+    """Weights on the busiest GPU. ``exact_bytes`` of the checkpoint's tensors, when known, replace the estimate."""
     counted = count_parameters(geometry)
     scheme = canonical_quant(quant) if quant else quant_of(geometry.quantization)
     parts = part_bytes(geometry, counted, scheme, known_parameters, vision_parameters)
@@ -163,10 +162,9 @@ def weights_of(
     kind, spread = Kind.ESTIMATED, 0.04
     if known_parameters:
         spread = 0.01 if scheme == "none" else 0.03
-    if files:
-        exact = safetensors_bytes(files)
-        parts = {part: size * exact / whole for part, size in parts.items()}
-        whole, kind, spread = float(exact), Kind.EXACT, 0.0
+    if exact_bytes is not None:
+        parts = {part: size * exact_bytes / whole for part, size in parts.items()}
+        whole, kind, spread = float(exact_bytes), Kind.EXACT, 0.0
     per_gpu = _busiest(geometry, parts, tp, pp)
     split = tp * pp > 1
     return Weights(
@@ -194,8 +192,8 @@ def part_bytes(
         counts[largest] = max(0.0, counts[largest] + known_parameters - sum(counts.values()))
     wide = geometry.model_bytes
     shares = unquantised_parts(geometry.quantization, layers_by_part(geometry))
-    if scheme in ("nvfp4", "mxfp4", "awq", "gptq", "int4", "w4a16") and not geometry.quantization and geometry.hybrid:
-        shares = {"state": 1.0, "shared": 1.0}  # the published 4-bit checkpoints of hybrids keep these wide
+    if scheme == "nvfp4" and not geometry.quantization and geometry.hybrid:
+        shares = dict(_MIXED_SHARES)  # as the published nvfp4 checkpoints of hybrids are
     if scheme == "mxfp4":
         shares = {**shares, "attention": 1.0}
     narrow = QUANT_BITS[scheme] / 8 if scheme != "none" else wide
