@@ -104,5 +104,7 @@ def _same_number(inside: str, wanted: str) -> bool:
 
 
 def _key(name: str) -> str:
-    lowered = re.sub(r"nvidia|geforce|amd|intel|instinct|generation|workstation edition|server edition|max-q", "", name.lower())
+    lowered = re.sub(
+        r"nvidia|geforce|amd|intel|instinct|generation|workstation edition|server edition|max-q", "", name.lower()
+    )
     return re.sub(r"[^a-z0-9]", "", lowered)

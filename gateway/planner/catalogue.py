@@ -56,7 +56,9 @@ def find(name: str) -> Entry | None:
     for key, entry in known.items():
         if wanted in (_key(key), _key(key.split("/")[-1])):
             return entry
-    stripped = re.sub(r"-(awq|gptq.*|int4.*|int8.*|fp8.*|nvfp4|w4a16.*|w8a8|quantized\.\w+|bnb-4bit|4bit|gguf)$", "", wanted)
+    stripped = re.sub(
+        r"-(awq|gptq.*|int4.*|int8.*|fp8.*|nvfp4|w4a16.*|w8a8|quantized\.\w+|bnb-4bit|4bit|gguf)$", "", wanted
+    )
     stripped = re.sub(r"^(unsloth|redhatai|neuralmagic|nvidia|quanttrio|cyankiwi|casperhansen)/", "", stripped)
     return None if stripped == wanted else find(stripped)
 

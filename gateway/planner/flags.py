@@ -27,7 +27,7 @@ def serve_arguments(plan: Plan) -> list[str]:
     """The arguments after ``vllm serve``, one list element a word."""
     wish, geometry = plan.wish, plan.subject.geometry
     window = recommended_window(plan)
-    words = [geometry.name, "--max-model-len", str(max(window, 1))]
+    words = [geometry.name, "--max-model-len", str(window)]
     if wish.utilization is not None:
         words += ["--gpu-memory-utilization", f"{wish.utilization:g}"]
     for flag, number in (
@@ -62,14 +62,18 @@ def serve_arguments(plan: Plan) -> list[str]:
 
 
 def serve_command(plan: Plan) -> str:
-    """One shell line."""
+    """One shell line; empty when no window at all fits."""
+    if recommended_window(plan) < 1:
+        return ""
     environment, _ = backend_flag(plan.support.backend, plan.behaviour)
     line = shlex.join(["vllm", "serve", *serve_arguments(plan)])
     return f"{environment} {line}" if environment else line
 
 
 def compose_service(plan: Plan) -> str:
-    """A compose file with one service, ready for ``docker compose up``."""
+    """A compose file with one service, ready for ``docker compose up``; empty when no window at all fits."""
+    if recommended_window(plan) < 1:
+        return ""
     environment, _ = backend_flag(plan.support.backend, plan.behaviour)
     newest = plan.behaviour.version >= LATEST
     tag = f"v{plan.behaviour.text}" if not newest else f"v{'.'.join(str(part) for part in LATEST)}"

@@ -16,13 +16,33 @@ from gateway.planner.layers import Layer, LayerKind, chunked, cross, full, index
 
 # vLLM 0.32 is_deepseek_mla: other configs with a kv_lora_rank (MiniCPM3) cache expanded keys and values.
 MLA_TYPES = frozenset(
-    "axk1 deepseek_v2 deepseek_v3 deepseek_v32 deepseek_mtp glm5_next glm5_next_text glm_moe_dsa glm4_moe_lite "
-    "kimi_k2 kimi_k25 kimi_linear kimi_k3 longcat_flash pangu_ultra_moe bailing_hybrid hy_v4 dots3_note "
-    "mistral4".split()
+    [
+        "axk1",
+        "deepseek_v2",
+        "deepseek_v3",
+        "deepseek_v32",
+        "deepseek_mtp",
+        "glm5_next",
+        "glm5_next_text",
+        "glm_moe_dsa",
+        "glm4_moe_lite",
+        "kimi_k2",
+        "kimi_k25",
+        "kimi_linear",
+        "kimi_k3",
+        "longcat_flash",
+        "pangu_ultra_moe",
+        "bailing_hybrid",
+        "hy_v4",
+        "dots3_note",
+        "mistral4",
+    ]
 )
 _DTYPE_BYTES = {"float32": 4, "bfloat16": 2, "float16": 2, "float": 4, "half": 2}
 _NESTED = ("text_config", "llm_config", "language_config", "thinker_config", "decoder")
-_ENCODER_ONLY = frozenset("bert roberta xlm-roberta distilbert modernbert nomic_bert gte electra".split())
+_ENCODER_ONLY = frozenset(
+    ["bert", "roberta", "xlm-roberta", "distilbert", "modernbert", "nomic_bert", "gte", "electra"]
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -107,9 +127,7 @@ def read_geometry(config: Mapping[str, Any], name: str = "model") -> ModelGeomet
     hidden = first_int(text, "hidden_size", "n_embd", "d_model", "dim")
     heads = first_int(text, "num_attention_heads", "n_head", "num_heads", "n_heads", "decoder_attention_heads") or 0
     missing = tuple(
-        field_name
-        for field_name, value in (("num_hidden_layers", count), ("hidden_size", hidden))
-        if not value
+        field_name for field_name, value in (("num_hidden_layers", count), ("hidden_size", hidden)) if not value
     )
     if missing or count is None or hidden is None:
         raise GeometryMissing(
@@ -145,7 +163,13 @@ def read_geometry(config: Mapping[str, Any], name: str = "model") -> ModelGeomet
 def derived_max_len(text: Mapping[str, Any]) -> int | None:
     """The window vLLM derives from a config: the largest position count, times a rope factor where one applies."""
     length = first_int(
-        text, "max_position_embeddings", "n_positions", "max_seq_len", "seq_length", "model_max_length", "max_target_positions"
+        text,
+        "max_position_embeddings",
+        "n_positions",
+        "max_seq_len",
+        "seq_length",
+        "model_max_length",
+        "max_target_positions",
     )
     rope = text.get("rope_scaling")
     if length and isinstance(rope, Mapping):
@@ -274,12 +298,12 @@ def _with_block_indexer(text: Mapping[str, Any], count: int, layer: Layer) -> tu
     sparse = text.get("sparse_attention_config") or {}
     flags = sparse.get("sparse_attention_freq") or [0] * count
     row = int(sparse.get("sparse_index_dim") or 0) * 2
-    return tuple((layer, indexer(row)) if row and index < len(flags) and flags[index] else (layer,) for index in range(count))
+    return tuple(
+        (layer, indexer(row)) if row and index < len(flags) and flags[index] else (layer,) for index in range(count)
+    )
 
 
-def _local_layer(
-    text: Mapping[str, Any], model_type: str, kv_heads: int, key_dim: int, value_dim: int
-) -> Layer | None:
+def _local_layer(text: Mapping[str, Any], model_type: str, kv_heads: int, key_dim: int, value_dim: int) -> Layer | None:
     chunk = first_int(text, "attention_chunk_size")
     if chunk and model_type.startswith("llama4"):
         return chunked(kv_heads, key_dim, chunk)

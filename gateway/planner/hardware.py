@@ -97,7 +97,9 @@ def _nvidia(sm: int, geometry: ModelGeometry, kv_dtype: str, behaviour: Behaviou
 def _fp8(sm: int, dims: set[int], sinks: bool, kv_dtype: str, behaviour: Behaviour) -> Support:
     if sm < 89:
         if sinks or not dims <= set(_FLASHINFER_DIMS):
-            return Support(False, note="on Ampere fp8 KV runs only in FlashInfer, which does not take this model's heads")
+            return Support(
+                False, note="on Ampere fp8 KV runs only in FlashInfer, which does not take this model's heads"
+            )
         if behaviour.version[:2] < (0, 11):
             return Support(True, "FLASHINFER", "the default backend fails with 'type fp8e4nv not supported'")
         return Support(True, "FLASHINFER", "FlashAttention needs SM90 for fp8, Triton SM89")
@@ -146,7 +148,9 @@ def pitfalls(card: Card, tp: int, utilization: float) -> list[str]:
             f"free memory is below {utilization:.0%} of the total. Use the integrated graphics for the monitor, or lower "
             "--gpu-memory-utilization by what `kvgate gpus` shows in use."
         )
-        found.append("Under WSL2 Windows keeps part of the card and paging hides an overfull one: leave 1 GiB more free.")
+        found.append(
+            "Under WSL2 Windows keeps part of the card and paging hides an overfull one: leave 1 GiB more free."
+        )
     if card.kind == "unified":
         found.append(
             "Memory is shared with the CPU: page cache counts as used. Drop caches before starting and keep "

@@ -45,9 +45,7 @@ class Overheads:
     lora: Figure
 
 
-def overheads(
-    geometry: ModelGeometry, run: RunSettings, behaviour: Behaviour, *, last_stage: bool = True
-) -> Overheads:
+def overheads(geometry: ModelGeometry, run: RunSettings, behaviour: Behaviour, *, last_stage: bool = True) -> Overheads:
     """Estimated overheads with the range they were seen in. Only the last pipeline stage runs the sampler."""
     activation = forward_bytes(geometry, run)
     if last_stage:

@@ -9,7 +9,22 @@ from typing import Any
 from gateway.planner.geometry import ModelGeometry, first_int, head_dim_of, kv_heads_of
 from gateway.planner.recurrent import layer_kinds
 
-_PLAIN_MLP = frozenset("gpt2 gpt_neox gptj opt bloom falcon mpt starcoder2 gpt_bigcode phi nemotron whisper".split())
+_PLAIN_MLP = frozenset(
+    [
+        "gpt2",
+        "gpt_neox",
+        "gptj",
+        "opt",
+        "bloom",
+        "falcon",
+        "mpt",
+        "starcoder2",
+        "gpt_bigcode",
+        "phi",
+        "nemotron",
+        "whisper",
+    ]
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -127,7 +142,9 @@ def _mlp(geometry: ModelGeometry, index: int, kind: str) -> tuple[int, int, int,
     if geometry.model_type == "nemotron_h":
         mark = pattern[index] if isinstance(pattern, str) else str(listed[index]) if isinstance(listed, list) else ""
         return _nemotron_mlp(text, hidden, mark)
-    inner = first_int(text, "intermediate_size", "ffn_dim", "n_inner", "ffn_hidden_size", "decoder_ffn_dim") or 4 * hidden
+    inner = (
+        first_int(text, "intermediate_size", "ffn_dim", "n_inner", "ffn_hidden_size", "decoder_ffn_dim") or 4 * hidden
+    )
     if geometry.model_type in ("mamba", "mamba2", "falcon_mamba"):
         return 0, 0, 0, 0
     total = first_int(text, "n_routed_experts", "num_local_experts", "num_experts", "moe_num_experts") or 0

@@ -224,7 +224,7 @@ def plan_pool(
 def stored_dtype(geometry: ModelGeometry, kv_dtype: str) -> str:
     """Sparse MLA keeps fp8 rows in its packed layout (and DeepSeek-V3.2 does so by default)."""
     sparse = any(layer.kind is LayerKind.INDEXER for layer in geometry.layers) and geometry.uses_mla
-    if sparse and (kv_dtype.startswith("fp8") or kv_dtype == "auto" and geometry.model_type == "deepseek_v32"):
+    if sparse and (kv_dtype.startswith("fp8") or (kv_dtype == "auto" and geometry.model_type == "deepseek_v32")):
         return "fp8_ds_mla"
     return kv_dtype
 
@@ -259,9 +259,7 @@ def _check(geometry: ModelGeometry, wish: Wish) -> None:
         raise ContradictoryFlags("--dcp does not work with sliding-window layers.")
 
 
-def _batching(
-    geometry: ModelGeometry, card: Card, wish: Wish, behaviour: Behaviour, window: int
-) -> tuple[int, int]:
+def _batching(geometry: ModelGeometry, card: Card, wish: Wish, behaviour: Behaviour, window: int) -> tuple[int, int]:
     defaults = batch_defaults(behaviour, card.memory_gib, card.name, window)
     seqs = wish.seqs or defaults.seqs
     batched = wish.batched_tokens or min(defaults.batched_tokens, seqs * window)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from gateway.planner.figures import GIB, Figure, Kind, gib_text, tokens_text
+from gateway.planner.figures import Figure, Kind, gib_text, tokens_text
 from gateway.planner.flags import compose_service, recommended_window, serve_command
 from gateway.planner.hardware import pitfalls
 from gateway.planner.plan import Plan, layers_text
@@ -62,8 +62,8 @@ def as_json(plan: Plan) -> dict[str, object]:
         "warnings": list(plan.warnings),
         "pitfalls": pitfalls(plan.card, plan.wish.tp, plan.utilization),
         "recommended_max_model_len": recommended_window(plan),
-        "command": serve_command(plan),
-        "compose": compose_service(plan),
+        "command": serve_command(plan) or None,
+        "compose": compose_service(plan) or None,
     }
 
 
@@ -108,11 +108,11 @@ def as_text(plan: Plan, *, compose: bool = False) -> str:
         f"{' (unproven)' if not row.support.known else ''}"
         for row in plan.rows
     ]
-    if plan.warnings:
-        lines += ["", "Mind", *(f"  - {warning}" for warning in plan.warnings)]
-    lines += [f"  - {note}" for note in pitfalls(plan.card, plan.wish.tp, plan.utilization)]
-    lines += ["", "Command", f"  {serve_command(plan)}"]
-    if compose:
+    notes = [*plan.warnings, *pitfalls(plan.card, plan.wish.tp, plan.utilization)]
+    if notes:
+        lines += ["", "Mind", *(f"  - {note}" for note in notes)]
+    lines += ["", "Command", f"  {serve_command(plan) or 'none: nothing fits with these flags'}"]
+    if compose and serve_command(plan):
         lines += ["", "Compose", *(f"  {line}" for line in compose_service(plan).splitlines())]
     return "\n".join(lines)
 
@@ -145,8 +145,3 @@ def _range(figure: Figure, form: str) -> str:
 
 def _bytes_text(nbytes: float) -> str:
     return f"{nbytes / _KIB:.1f} KiB" if nbytes < 1 << 20 else f"{nbytes / (1 << 20):.2f} MiB"
-
-
-def kv_share(plan: Plan) -> float:
-    """KV memory as a share of the card."""
-    return plan.kv_memory.value * GIB / (plan.card.memory_gib * GIB)

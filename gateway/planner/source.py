@@ -64,7 +64,9 @@ def _from_folder(folder: Path) -> Subject:
     config = folder / "config.json"
     if not config.is_file():
         params = folder / "params.json"
-        hint = " (params.json alone is Mistral's own format: convert it or use the catalogue)" if params.is_file() else ""
+        hint = (
+            " (params.json alone is Mistral's own format: convert it or use the catalogue)" if params.is_file() else ""
+        )
         raise ModelNotFound(f"{folder} has no config.json{hint}.")
     raw = dict(read_config(config))
     quant = folder / "hf_quant_config.json"

@@ -49,7 +49,9 @@ _ALIASES = {"bf16": "none", "bfloat16": "none", "fp16": "none", "float16": "none
 _REPLICATED = ("router", "other")
 _WIDE_ALWAYS = ("embedding", "head", "router", "vision", "other")
 _PART_PATTERNS = {
-    "attention": re.compile(r"(self_attn|\.attn|attention)(\*|\.\*|$|\.(q|k|v|o|kv|qkv)_|\.(q|k|v|o)_proj)|mixer\.[qkvo]_proj"),
+    "attention": re.compile(
+        r"(self_attn|\.attn|attention)(\*|\.\*|$|\.(q|k|v|o|kv|qkv)_|\.(q|k|v|o)_proj)|mixer\.[qkvo]_proj"
+    ),
     "state": re.compile(r"linear_attn(\*|\.\*|$|\.(in|out)_proj)|mixer\.(in|out)_proj|mamba"),
     "shared": re.compile(r"shared_experts?(\*|\.|$)"),
     "dense": re.compile(r"mlp(\*|$|\.(gate_proj|down_proj|up_proj)|\\?\.\()"),
