@@ -9,7 +9,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from gateway.planner.cards import Card
+    from gateway.planner.matrix import Cell
     from gateway.planner.plan import Wish
 
 _EXAMPLES = """examples:
@@ -128,13 +131,13 @@ def _matrix(options: argparse.Namespace, card: Card) -> int:
     return 0
 
 
-def _draw(path: Path, cells: list[object], card: Card) -> None:
+def _draw(path: Path, cells: Sequence[Cell], card: Card) -> None:
     from gateway.planner.errors import PlannerError
     from gateway.planner.picture import draw
 
     if path.suffix.lower() != ".svg":
         raise PlannerError(f"--picture writes SVG; name it {path.stem}.svg.")
-    path.write_text(draw(cells, f"Memory on {card.name}"), encoding="utf-8")  # type: ignore[arg-type]
+    path.write_text(draw(cells, f"Memory on {card.name}"), encoding="utf-8")
 
 
 def _wish(options: argparse.Namespace) -> Wish:

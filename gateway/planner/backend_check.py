@@ -1,4 +1,4 @@
-"""A running vLLM server checked from outside: reachable, window against capacity, flags that matter, plan against truth."""
+"""A running vLLM server checked from outside: reachable, window and capacity, flags that matter, plan and truth."""
 
 from __future__ import annotations
 
@@ -99,11 +99,8 @@ def check_backend(
 
 def cache_config_labels(text: str) -> list[dict[str, str]]:
     """The labels of every ``vllm:cache_config_info`` sample, one dict an engine. Parsed by name, never by position."""
-    found: list[dict[str, str]] = []
-    for line in text.splitlines():
-        if line.startswith("vllm:cache_config_info{"):
-            found.append(dict(_LABEL.findall(line)))
-    return found
+    lines = (line for line in text.splitlines() if line.startswith("vllm:cache_config_info{"))
+    return [dict(_LABEL.findall(line)) for line in lines]
 
 
 def _health(report: BackendReport, client: httpx2.Client) -> bool:
@@ -301,8 +298,10 @@ def _compare_tokens(report: BackendReport, plan: Plan) -> None:
         report.add(
             "plan",
             "warning",
-            f"The plan gives {tokens_text(expected.size_tokens)} tokens for {tokens_text(report.num_blocks)} blocks, the server "
-            f"says {tokens_text(report.kv_tokens)} ({off:+.1%}): is this the model the server loaded (--model), with a drafter, or with "
+            f"The plan gives {tokens_text(expected.size_tokens)} tokens for {tokens_text(report.num_blocks)} "
+            f"blocks, the server "
+            f"says {tokens_text(report.kv_tokens)} ({off:+.1%}): is this the model the server loaded (--model), "
+            f"with a drafter, or with "
             "tensor parallelism over sliding layers?",
         )
 

@@ -88,12 +88,9 @@ def _of_size(card: Card, name: str) -> Card:
     match = re.search(r"(\d{2,3})\s*gb", name.lower())
     if not match:
         return card
-    family = _key(card.name.split(" ")[0] if not card.name.startswith("RTX") else card.name)
-    for other in table():
-        if _key(other.name).startswith(family.rstrip("0123456789gb")) and match[1] + "gb" in _key(other.name):
-            if family.rstrip("gb").startswith(_key(other.name.split(" ")[0]).rstrip("gb")):
-                return other
-    return card
+    family = re.sub(r"\s*\d+GB$", "", card.name)
+    sized = f"{family} {match[1]}GB"
+    return next((other for other in table() if other.name == sized), card)
 
 
 def _same_number(inside: str, wanted: str) -> bool:

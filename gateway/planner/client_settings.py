@@ -37,7 +37,7 @@ class Setting:
 
 
 def output_limit(window: int, wanted: int | None = None) -> int:
-    """An output limit that leaves most of the window to the prompt: a quarter, 32,000 at most, never above the window."""
+    """An output limit that leaves most of the window to the prompt: a quarter, at most 32,000, below the window."""
     chosen = wanted if wanted is not None else min(max(window // 4, _OUTPUT_FLOOR), 32_000)
     return max(1, min(chosen, window - 1))
 
@@ -52,7 +52,8 @@ def _cline(at: Endpoint) -> list[Setting]:
         Setting(
             "Cline: settings, API Provider: OpenAI Compatible",
             f"Base URL: {at.v1}\nAPI Key: {at.api_key}\nModel ID: {at.model}\n"
-            f"Model Configuration > Context Window Size: {at.window}\nModel Configuration > Max Output Tokens: {at.output}",
+            f"Model Configuration > Context Window Size: {at.window}\nModel Configuration > Max Output Tokens: "
+            f"{at.output}",
             ("Without these Cline assumes 128,000 tokens and never reads max_model_len from the server.",),
         ),
         Setting("Cline CLI", f"cline auth -p openai-compatible -k {at.api_key} -m {at.model} -b {at.v1}"),
@@ -76,7 +77,8 @@ def _cursor(at: Endpoint) -> list[Setting]:
             f"OpenAI API Key: {at.api_key}\nOverride OpenAI Base URL: {at.v1}\nAdd model: {at.model}",
             (
                 "Calls come from Cursor's servers: the URL must be public HTTPS.",
-                f"Cursor has no field for the window; the gateway must clamp the output and trim to {at.window:,} tokens.",
+                f"Cursor has no field for the window; the gateway must clamp the output and trim to "
+                f"{at.window:,} tokens.",
                 "Built-in model names may ignore the base URL: serve an unusual name (--served-model-name).",
             ),
         )
@@ -120,7 +122,8 @@ def _opencode(at: Endpoint) -> list[Setting]:
             "OpenCode: opencode.json",
             json.dumps(body, indent=2),
             (
-                "Without limit.context OpenCode never compacts, and it always sends max_tokens = limit.output (32,000 unset).",
+                "Without limit.context OpenCode never compacts, and it always sends max_tokens = limit.output "
+                "(32,000 unset).",
             ),
         )
     ]
@@ -131,7 +134,8 @@ def _codex(at: Endpoint) -> list[Setting]:
         f'model = "{at.model}"\nmodel_provider = "kvgate"\nmodel_context_window = {at.window}\n'
         f"model_max_output_tokens = {at.output}\nmodel_auto_compact_token_limit = {at.window * 9 // 10}\n"
         'web_search = "disabled"\n\n'
-        f'[model_providers.kvgate]\nname = "kvgate"\nbase_url = "{at.v1}"\nwire_api = "responses"\nenv_key = "KVGATE_API_KEY"\n'
+        f'[model_providers.kvgate]\nname = "kvgate"\nbase_url = "{at.v1}"\nwire_api = "responses"\nenv_key = '
+        f'"KVGATE_API_KEY"\n'
     )
     return [
         Setting(
@@ -148,8 +152,10 @@ def _codex(at: Endpoint) -> list[Setting]:
 def _continue(at: Endpoint) -> list[Setting]:
     text = (
         "name: kvgate\nversion: 1.0.0\nschema: v1\nmodels:\n"
-        f"  - name: {at.model}\n    provider: vllm\n    model: {at.model}\n    apiBase: {at.v1}\n    apiKey: {at.api_key}\n"
-        f"    roles: [chat, edit, apply]\n    defaultCompletionOptions:\n      contextLength: {at.window}\n      maxTokens: {at.output}\n"
+        f"  - name: {at.model}\n    provider: vllm\n    model: {at.model}\n    apiBase: {at.v1}\n    apiKey: "
+        f"{at.api_key}\n"
+        f"    roles: [chat, edit, apply]\n    defaultCompletionOptions:\n      contextLength: {at.window}\n      "
+        f"maxTokens: {at.output}\n"
     )
     return [
         Setting("Continue: ~/.continue/config.yaml", text, ("Provider vllm reads only the first entry of /v1/models.",))
@@ -262,8 +268,10 @@ def _zed(at: Endpoint) -> list[Setting]:
 def _librechat(at: Endpoint) -> list[Setting]:
     text = (
         "endpoints:\n  custom:\n    - name: kvgate\n"
-        f'      apiKey: "{at.api_key}"\n      baseURL: "{at.v1}"\n      models:\n        default: ["{at.model}"]\n        fetch: true\n'
-        f"      tokenConfig:\n        {at.model}:\n          prompt: 0\n          completion: 0\n          context: {at.window}\n"
+        f'      apiKey: "{at.api_key}"\n      baseURL: "{at.v1}"\n      models:\n        default: '
+        f'["{at.model}"]\n        fetch: true\n'
+        f"      tokenConfig:\n        {at.model}:\n          prompt: 0\n          completion: 0\n          "
+        f"context: {at.window}\n"
     )
     return [Setting("LibreChat: librechat.yaml", text)]
 

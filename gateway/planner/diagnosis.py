@@ -43,7 +43,8 @@ def diagnose(found: Startup) -> list[Finding]:
             Finding(
                 "not_vllm",
                 "error",
-                "None of these lines comes from vLLM. For a container use `docker logs NAME 2>&1`, since vLLM writes to stderr.",
+                "None of these lines comes from vLLM. For a container use `docker logs NAME 2>&1`, since vLLM "
+                "writes to stderr.",
             )
         ]
     findings = [_ADVICE[problem.code](problem, found) for problem in _root_causes(found.errors)]
@@ -130,8 +131,10 @@ def _window_exceeds_tokens(problem: Problem, found: Startup) -> Finding:
     return Finding(
         "window_exceeds_kv_tokens",
         "error",
-        f"The window is {tokens_text(window)} tokens but the KV cache holds {tokens_text(tokens)}: one full request would "
-        f"not fit{more}. V0 profiles the whole window when chunked prefill is off, so a smaller window frees KV memory too.",
+        f"The window is {tokens_text(window)} tokens but the KV cache holds {tokens_text(tokens)}: one full "
+        f"request would "
+        f"not fit{more}. V0 profiles the whole window when chunked prefill is off, so a smaller window frees KV "
+        f"memory too.",
         f"--max-model-len {tokens // 16 * 16}   (or --enable-chunked-prefill, which lowers the activation peak)",
     )
 
@@ -153,7 +156,8 @@ def _window_needs_more(problem: Problem, found: Startup) -> Finding:
     if needed / available <= 2 and "fp8" not in found.arguments.get("kv_cache_dtype", ""):
         choices.append("--kv-cache-dtype fp8 (where the card takes it: kvgate plan shows)")
     cause = (
-        f"One request of {tokens_text(window)} tokens needs {needed:g} GiB of KV cache; {available:g} GiB are free for it "
+        f"One request of {tokens_text(window)} tokens needs {needed:g} GiB of KV cache; {available:g} GiB are "
+        f"free for it "
         f"({needed / max(window, 1) * GIB / 1024:.1f} KiB a token)."
     )
     if estimate < 1:
@@ -213,7 +217,8 @@ def _too_many_seqs(problem: Problem, found: Startup) -> Finding:
     return Finding(
         "too_many_seqs_for_states",
         "error",
-        f"A hybrid model keeps one state block for every running request; {int(problem.numbers['max_num_seqs'])} requests are "
+        f"A hybrid model keeps one state block for every running request; {int(problem.numbers['max_num_seqs'])} "
+        f"requests are "
         f"allowed but only {blocks} blocks exist.",
         f"--max-num-seqs {blocks}",
     )
@@ -235,7 +240,8 @@ def _weights(problem: Problem, found: Startup) -> Finding:
         "weights_do_not_fit",
         "error",
         "The weights alone do not fit on the card (nothing about the KV cache or the window can help).",
-        "--tensor-parallel-size 2   or   a quantised checkpoint (AWQ, FP8, NVFP4)   or   free memory others hold (kvgate gpus)",
+        "--tensor-parallel-size 2   or   a quantised checkpoint (AWQ, FP8, NVFP4)   or   free memory others hold "
+        "(kvgate gpus)",
     )
 
 
@@ -245,9 +251,11 @@ def _window_above_model(problem: Problem, found: Startup) -> Finding:
     return Finding(
         "window_above_model",
         "error",
-        f"The model was trained for {tokens_text(own)} positions; {tokens_text(asked)} were asked for. Memory is not the reason.",
+        f"The model was trained for {tokens_text(own)} positions; {tokens_text(asked)} were asked for. Memory is "
+        f"not the reason.",
         f"--max-model-len {own}   or, if the model's card documents it, YaRN: --hf-overrides "
-        f'\'{{"rope_scaling": {{"rope_type": "yarn", "factor": {factor}.0, "original_max_position_embeddings": {own}}}}}\'',
+        f'\'{{"rope_scaling": {{"rope_type": "yarn", "factor": {factor}.0, "original_max_position_embeddings": '
+        f"{own}}}}}'",
     )
 
 
@@ -266,7 +274,8 @@ def _fp8(problem: Problem, found: Startup) -> Finding:
         "error",
         "The attention backend chosen cannot store an fp8 KV cache on this card (Triton needs compute capability 8.9, "
         "FlashAttention 9.0).",
-        "--attention-backend FLASHINFER   (before 0.13: VLLM_ATTENTION_BACKEND=FLASHINFER)   or   --kv-cache-dtype auto",
+        "--attention-backend FLASHINFER   (before 0.13: VLLM_ATTENTION_BACKEND=FLASHINFER)   or   "
+        "--kv-cache-dtype auto",
     )
 
 
@@ -276,14 +285,20 @@ def _out_of_memory(problem: Problem, found: Startup) -> Finding:
         cause = "The GPU ran out of memory while serving: something outside vLLM's budget grew."
         change = "--gpu-memory-utilization 0.85   or stop what `kvgate gpus` shows besides vLLM"
     elif after_kv:
-        cause = "The GPU ran out of memory after the KV cache was allocated, while graphs were captured: the utilisation leaves too little beside it."
+        cause = (
+            "The GPU ran out of memory after the KV cache was allocated, while graphs were captured: the "
+            "utilisation leaves too little beside it."
+        )
         lower = round((found.utilization or 0.92) - 0.05, 2)
         change = f"--gpu-memory-utilization {lower:g}   or   --enforce-eager"
     else:
         cause = (
             "The GPU ran out of memory before the KV cache was sized: weights or the profile run's peak are too large."
         )
-        change = "--max-num-batched-tokens 2048 --max-num-seqs 64   or   --tensor-parallel-size 2   or   a smaller quantisation"
+        change = (
+            "--max-num-batched-tokens 2048 --max-num-seqs 64   or   --tensor-parallel-size 2   or   a "
+            "smaller quantisation"
+        )
     return Finding("cuda_out_of_memory", "error", cause, change, partial=True)
 
 
@@ -336,7 +351,8 @@ def _observations(found: Startup) -> list[Finding]:
             Finding(
                 "uneven_ranks",
                 "warning",
-                f"The ranks have between {min(ranks):g} and {max(ranks):g} GiB for KV; the smallest decides for all. A desktop or "
+                f"The ranks have between {min(ranks):g} and {max(ranks):g} GiB for KV; the smallest decides for "
+                f"all. A desktop or "
                 "another process on one card, or an uneven pipeline split, is the usual reason.",
             )
         )
@@ -365,18 +381,21 @@ def _observations(found: Startup) -> list[Finding]:
             Finding(
                 "auto_fit",
                 "info",
-                f"The window was reduced from {tokens_text(found.auto_fit[0])} to {tokens_text(found.auto_fit[1])} to fit.",
+                f"The window was reduced from {tokens_text(found.auto_fit[0])} to "
+                f"{tokens_text(found.auto_fit[1])} to fit.",
             )
         )
     if found.graphs_gib is not None and found.graphs_estimated_gib is not None:
         over = found.graphs_estimated_gib - found.graphs_gib
         if over > 0.3:
+            base = found.utilization or 0.92
             findings.append(
                 Finding(
                     "graphs_overestimated",
                     "info",
-                    f"CUDA graphs took {found.graphs_gib:g} GiB but {found.graphs_estimated_gib:g} were set aside for them.",
-                    f"--gpu-memory-utilization {min(_MOST_UTILIZATION, (found.utilization or 0.92) + over / found.total_gib):.2f}"
+                    f"CUDA graphs took {found.graphs_gib:g} GiB but {found.graphs_estimated_gib:g} were set "
+                    f"aside for them.",
+                    f"--gpu-memory-utilization {min(_MOST_UTILIZATION, base + over / found.total_gib):.2f}"
                     if found.total_gib
                     else "",
                 )

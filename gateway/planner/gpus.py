@@ -5,9 +5,11 @@ Everything that cannot be read is None, never zero: without a driver there are n
 
 from __future__ import annotations
 
+import importlib
 import re
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any
 
 from gateway.planner.cards import Card, find_card
@@ -86,9 +88,14 @@ def read_gpus(nvml: Any | None = None) -> GpuReading:
     """Ask NVML. ``nvml`` stands in for the module in tests; without it nvidia-ml-py is imported."""
     if nvml is None:
         try:
-            import pynvml as nvml
+            nvml = importlib.import_module("pynvml")
         except ImportError:
             return GpuReading((), "nvml", "nvidia-ml-py is not installed: pip install 'kvgate[gpu]'")
+    library: Any = nvml
+    return _ask_library(library)
+
+
+def _ask_library(nvml: Any) -> GpuReading:
     try:
         nvml.nvmlInit()
     except Exception as error:
@@ -169,7 +176,8 @@ def findings(gpus: Sequence[Gpu], utilization: float) -> list[str]:
             share = int(gpu.free_bytes / gpu.total_bytes * 100) / 100
             found.append(
                 f"GPU {gpu.index}: {gpu.free_bytes / GIB:.2f} GiB free of {gpu.total_bytes / GIB:.2f}, but "
-                f"--gpu-memory-utilization {utilization:g} asks for {gpu.total_bytes * utilization / GIB:.2f}: vLLM refuses "
+                f"--gpu-memory-utilization {utilization:g} asks for {gpu.total_bytes * utilization / GIB:.2f}: "
+                f"vLLM refuses "
                 f"to start. Stop the processes below or use --gpu-memory-utilization {share:g}."
             )
         hidden = gpu.unexplained_bytes
@@ -188,7 +196,7 @@ def findings(gpus: Sequence[Gpu], utilization: float) -> list[str]:
 
 
 def planned_card(needed: int = 1) -> Card | None:
-    """The card a plan should assume here: the one with the least memory among the first ``needed``; None without any."""
+    """The card a plan should assume here: the smallest of the first ``needed``; None without any."""
     reading = read_gpus()
     usable = [gpu for gpu in reading.gpus if gpu.total_bytes is not None][: max(needed, 1)]
     if not usable:
@@ -243,13 +251,13 @@ def _processes(nvml: Any, handle: Any) -> tuple[GpuProcess, ...] | None:
     found: dict[int, GpuProcess] = {}
     answered = False
     for ask in ("nvmlDeviceGetComputeRunningProcesses", "nvmlDeviceGetGraphicsRunningProcesses"):
-        listed = _quietly(lambda ask=ask: getattr(nvml, ask)(handle))
+        listed = _quietly(partial(getattr(nvml, ask), handle)) if hasattr(nvml, ask) else None
         if listed is None:
             continue
         answered = True
         for process in listed:
             pid = int(process.pid)
-            name = _word(_quietly(lambda pid=pid: nvml.nvmlSystemGetProcessName(pid)))
+            name = _word(_quietly(partial(nvml.nvmlSystemGetProcessName, pid)))
             found[pid] = GpuProcess(pid, _whole(getattr(process, "usedGpuMemory", None)), name)
     return tuple(found.values()) if answered else None
 
@@ -304,8 +312,6 @@ def _from_page(text: str) -> list[Gpu]:
 
 
 def _with_processes(gpu: Gpu, text: str) -> Gpu:
-    from dataclasses import replace
-
     found: list[GpuProcess] = []
     pattern = re.compile(r"\|\s+(\d+)\s+\S+\s+\S+\s+(\d+)\s+(\S+)\s+(.+?)\s+(\d+|N/A)(?:MiB)?\s*\|")
     for match in pattern.finditer(text):

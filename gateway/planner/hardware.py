@@ -144,8 +144,10 @@ def pitfalls(card: Card, tp: int, utilization: float) -> list[str]:
     found: list[str] = []
     if card.shows_a_desktop:
         found.append(
-            "A desktop on this card takes 0.3-1.5 GiB that the utilisation does not know of: vLLM refuses to start when "
-            f"free memory is below {utilization:.0%} of the total. Use the integrated graphics for the monitor, or lower "
+            "A desktop on this card takes 0.3-1.5 GiB that the utilisation does not know of: vLLM refuses to "
+            "start when "
+            f"free memory is below {utilization:.0%} of the total. Use the integrated graphics for the monitor, "
+            f"or lower "
             "--gpu-memory-utilization by what `kvgate gpus` shows in use."
         )
         found.append(
@@ -158,7 +160,8 @@ def pitfalls(card: Card, tp: int, utilization: float) -> list[str]:
         )
     if tp > 1:
         found.append(
-            "The smallest rank decides the KV size of all: a desktop or a forgotten process on one card costs every card."
+            "The smallest rank decides the KV size of all: a desktop or a forgotten process on one card costs "
+            "every card."
         )
     if card.sm is not None and card.sm < 75:
         found.append("vLLM 0.32 needs compute capability 7.5; this card runs only older releases.")

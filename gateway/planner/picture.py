@@ -105,7 +105,8 @@ def _curves(plans: Sequence[tuple[Cell, Plan]], top: int) -> list[str]:
     out = [
         f'<text x="16" y="{top}" font-size="13" font-weight="bold">Window against concurrency '
         "(requests of that length held at once)</text>",
-        f'<rect x="{left}" y="{top + 12}" width="{right - left}" height="{bottom - top - 12}" fill="none" stroke="#888"/>',
+        f'<rect x="{left}" y="{top + 12}" width="{right - left}" height="{bottom - top - 12}" fill="none" '
+        f'stroke="#888"/>',
     ]
     low, high = 10.0, 18.0  # 1k .. 256k tokens
     for power in range(10, 19):

@@ -1,4 +1,4 @@
-"""From layers to blocks: the groups vLLM makes of them, the bytes of one pool block, what fits and what a request needs.
+"""From layers to blocks: the groups vLLM makes, the bytes of one pool block, what fits and what a request needs.
 
 Follows vLLM 0.32 ``v1/core/kv_cache_utils.py`` and ``platforms/interface.py`` (block-size alignment of hybrid models),
 with what differed in earlier releases taken from :mod:`gateway.planner.versions`. Pure arithmetic in whole bytes.
@@ -7,7 +7,7 @@ with what differed in earlier releases taken from :mod:`gateway.planner.versions
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from gateway.planner.errors import ContradictoryFlags
 from gateway.planner.figures import GIB, ceil_div
@@ -155,7 +155,7 @@ def largest_window(pool: Pool, available_bytes: int, limit_tokens: int, behaviou
 
 
 def bytes_for(pool: Pool, tokens: int, requests: int, behaviour: Behaviour) -> int:
-    """KV memory needed to hold ``requests`` of ``tokens`` each at once, the null block included where it is reserved."""
+    """KV memory that holds ``requests`` of ``tokens`` each at once, with the null block where it is reserved."""
     spare = pool.block_bytes if behaviour.null_block_reserved else 0
     return pool.bytes_per_request(tokens) * requests + spare
 
@@ -279,14 +279,10 @@ def _grouped(specs: Sequence[Spec], settings: PoolSettings, behaviour: Behaviour
 
 
 def _with_block(settings: PoolSettings, block_tokens: int) -> PoolSettings:
-    from dataclasses import replace
-
     return replace(settings, block_tokens=block_tokens)
 
 
 def _with_dtype(settings: PoolSettings, kv_dtype: str) -> PoolSettings:
-    from dataclasses import replace
-
     return replace(settings, kv_dtype=kv_dtype)
 
 

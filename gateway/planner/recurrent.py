@@ -33,13 +33,11 @@ def apply(text: Mapping[str, Any], model_type: str, attention: Caches, hidden: i
         )
     if model_type == "qwen3_next":
         notes.append("Without mamba_ssm_dtype in the config the recurrent state has the model's dtype.")
-    caches = {
-        "attention": lambda index: attention[index],
-        "state": lambda index: (recurrent(state),),
-        "both": lambda index: (*attention[index], recurrent(state)),
-        "none": lambda index: (),
-    }
-    return tuple(caches[kind](index) for index, kind in enumerate(kinds))
+    added = (recurrent(state),)
+    caches: list[tuple[Layer, ...]] = []
+    for kind, own in zip(kinds, attention, strict=False):
+        caches.append((own if kind in ("attention", "both") else ()) + (added if kind in ("state", "both") else ()))
+    return tuple(caches)
 
 
 def layer_kinds(text: Mapping[str, Any], model_type: str, count: int) -> list[str] | None:

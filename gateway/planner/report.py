@@ -77,7 +77,8 @@ def as_text(plan: Plan, *, compose: bool = False) -> str:
         f"  {plan.weights.parameters / 1e9:.2f} B parameters ({plan.weights.quant}), cached layers: "
         f"{layers_text(geometry.layers) or 'none'}",
         "",
-        f"Memory{each} (GPU {gib_text(plan.card.memory_gib)} x {plan.utilization:g} = {gib_text(plan.requested_gib.value)})",
+        f"Memory{each} (GPU {gib_text(plan.card.memory_gib)} x {plan.utilization:g} = "
+        f"{gib_text(plan.requested_gib.value)})",
         _row("weights", plan.weights.per_gpu),
         _row("activation peak", extra.activation),
         _row("outside torch", extra.non_torch),

@@ -70,7 +70,8 @@ class Problem:
 _ERRORS: tuple[tuple[str, re.Pattern[str]], ...] = (
     (
         "window_exceeds_kv_tokens",
-        re.compile(rf"max seq len \({_NUMBER}\) is larger than the maximum number of tokens that can be stored in KV cache \({_NUMBER}\)"),
+        re.compile(rf"max seq len \({_NUMBER}\) is larger than the maximum number of tokens that can be stored "
+        rf"in KV cache \({_NUMBER}\)"),
     ),
     (
         "window_needs_more_kv",
@@ -89,7 +90,8 @@ _ERRORS: tuple[tuple[str, re.Pattern[str]], ...] = (
     ),
     (
         "memory_changed_while_profiling",
-        re.compile(rf"Error in memory profiling\.(?:.*?Initial free memory:? {_NUMBER}.*?current free memory:? {_NUMBER})?"),
+        re.compile(rf"Error in memory profiling\.(?:.*?Initial free memory:? {_NUMBER}.*?current free memory:? "
+        rf"{_NUMBER})?"),
     ),
     (
         "too_many_seqs_for_states",
@@ -112,7 +114,8 @@ _ERRORS: tuple[tuple[str, re.Pattern[str]], ...] = (
     (
         "cuda_out_of_memory",
         re.compile(
-            rf"(?:CUDA|HIP|XPU) out of memory\. Tried to allocate {_NUMBER} [GM]iB(?:.*?total capacity of {_NUMBER} GiB)?"
+            rf"(?:CUDA|HIP|XPU) out of memory\. Tried to allocate {_NUMBER} [GM]iB(?:.*?total capacity of "
+            rf"{_NUMBER} GiB)?"
         ),
     ),
 )  # fmt: skip
@@ -218,24 +221,29 @@ def _auto(found: Startup, match: re.Match[str]) -> None:
 
 _N = _NUMBER
 _FACTS: tuple[tuple[re.Pattern[str], Callable[[Startup, re.Match[str]], None]], ...] = (
-    (re.compile(r"(?:vLLM API server version|Initializing an? LLM engine \(v|Initializing a V1 LLM engine \(v)\s*([\w.+]+)"), _start_over),
+    (re.compile(r"(?:vLLM API server version|Initializing an? LLM engine \(v|Initializing a V1 LLM engine "
+    r"\(v)\s*([\w.+]+)"), _start_over),
     (re.compile(r"(?:non-default args|args): (?:Namespace\(|\{)(.*)"), _arguments),
     (re.compile(r"Loading model weights took (\d+\.\d+) ?Gi?B"), _append("weights_gib")),
     (re.compile(r"Model loading took (\d+(?:\.\d+)?) ?GiB"), _append("weights_gib")),
     (re.compile(rf"total_gpu_memory \({_N} ?GiB\) x gpu_memory_utilization \({_N}\) = {_N} ?GiB"),
      _set(total_gib=_value, utilization=_value, requested_gib=_value)),
-    (re.compile(rf"model weights take {_N} ?GiB; non_torch_memory takes {_N} ?GiB; PyTorch activation peak memory takes {_N} ?GiB"),
+    (re.compile(rf"model weights take {_N} ?GiB; non_torch_memory takes {_N} ?GiB; PyTorch activation peak "
+    rf"memory takes {_N} ?GiB"),
      _set(consumed_gib=_value, non_torch_gib=_value, activation_gib=_value)),
     (re.compile(rf"reserved for KV Cache is {_N} ?GiB"), _append("available_gib")),
-    (re.compile(rf"# (?:GPU|cuda|CPU|cpu) blocks: {_N}(?:, # CPU blocks: {_N})?"), _set(gpu_blocks=_whole, cpu_blocks=_whole)),
+    (re.compile(rf"# (?:GPU|cuda|CPU|cpu) blocks: {_N}(?:, # CPU blocks: "
+    rf"{_N})?"), _set(gpu_blocks=_whole, cpu_blocks=_whole)),
     (re.compile(rf"Available KV cache memory: {_N} ?GiB"), _append("available_gib")),
     (re.compile(rf"[A-Z]\w* KV cache size: {_N} tokens"), _block_line),
-    (re.compile(rf"Maximum concurrency for {_N} tokens per request: {_N}x"), _set(max_model_len=_whole, max_concurrency=_value)),
+    (re.compile(rf"Maximum concurrency for {_N} tokens per request: "
+    rf"{_N}x"), _set(max_model_len=_whole, max_concurrency=_value)),
     (re.compile(rf"Graph capturing finished in .*?took {_N} ?GiB"), _set(graphs_gib=_value)),
     (re.compile(rf"Estimated CUDA graph memory: {_N} ?GiB"), _set(graphs_estimated_gib=_value)),
     (re.compile(rf"CUDA graph pool memory: {_N} ?GiB \(actual\), {_N} ?GiB \(estimated\)"),
      _set(graphs_gib=_value, graphs_estimated_gib=_value)),
-    (re.compile(rf"Free memory on device(?: \S+)? \({_N}/{_N} GiB\) on startup\. Desired GPU memory utilization is \({_N}, {_N} GiB\)"),
+    (re.compile(rf"Free memory on device(?: \S+)? \({_N}/{_N} GiB\) on startup\. Desired GPU memory utilization "
+    rf"is \({_N}, {_N} GiB\)"),
      _set(free_gib=_value, total_gib=_value, utilization=_value, requested_gib=_value)),
     (re.compile(rf"Actual usage is {_N} GiB for (?:consumed memory|weight)"), _set(consumed_gib=_value)),
     (re.compile(rf"{_N} GiB for peak activation"), _set(activation_gib=_value)),
@@ -243,7 +251,8 @@ _FACTS: tuple[tuple[re.Pattern[str], Callable[[Startup, re.Match[str]], None]], 
     (re.compile(rf"{_N} GiB for CUDAGraph memory"), _set(graphs_gib=_value)),
     (re.compile(r"`--kv-cache-memory(?:-bytes)?=(\d+)`"), _set(suggested_kv_bytes=int)),
     (re.compile(rf"Setting attention block size to {_N} tokens"), _set(block_tokens=_whole)),
-    (re.compile(rf"Add \d+ padding layers, may waste at most {_N}% KV cache memory"), _set(padding_waste_percent=_value)),
+    (re.compile(rf"Add \d+ padding layers, may waste at most {_N}% KV cache "
+    rf"memory"), _set(padding_waste_percent=_value)),
     (re.compile(rf"Auto-fit max_model_len: reduced from {_N} to {_N} to fit"), _auto),
     (re.compile(r"Application startup complete|Uvicorn running on|Available routes are"), _ready),
     (re.compile(r"\bmax_seq_len=(\d+)"), _set(max_model_len=int)),

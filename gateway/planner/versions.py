@@ -17,7 +17,7 @@ DOCKER_IMAGE = "vllm/vllm-openai"
 
 @dataclass(frozen=True, slots=True)
 class Behaviour:
-    """How one release plans memory. ``concurrent_batches``: steps in flight whose out-of-window blocks are still held."""
+    """How one release plans memory. ``concurrent_batches``: steps whose out-of-window blocks are still held."""
 
     version: tuple[int, int, int]
     default_utilization: float
