@@ -189,8 +189,9 @@ def plan_pool(
     drafted = speculation.tokens if speculation else 0
     added = speculation.layers(geometry, subject.draft) if speculation else ()
     batches = behaviour.concurrent_batches + (wish.pp - 1 if behaviour.concurrent_batches > 1 else 0)
-    if behaviour.concurrent_batches > 1 and speculation and not speculation.has_cache:
-        batches = wish.pp  # async scheduling is off with n-gram drafting
+    drafts_without_cache = speculation is not None and not speculation.has_cache
+    if behaviour.concurrent_batches > 1 and (drafts_without_cache or card.capability == "cpu"):
+        batches = wish.pp  # async scheduling is off with n-gram drafting and on the CPU backend
     hybrid_manager = wish.hybrid_manager
     if hybrid_manager is None:
         # vLLM turns the hybrid manager off by itself for chunked local attention.
