@@ -48,6 +48,8 @@ def serve_arguments(plan: Plan) -> list[str]:
         words += ["--block-size", str(wish.block_tokens)]
     if not wish.prefix_caching:
         words.append("--no-enable-prefix-caching")
+    elif geometry.hybrid and not plan.behaviour.state_caching_by_default:
+        words.append("--enable-prefix-caching")
     if wish.kv_memory_gib is not None and plan.behaviour.version[:2] >= (0, 11):
         words += ["--kv-cache-memory-bytes", str(int(wish.kv_memory_gib * (1 << 30)))]
     if wish.speculation is not None:

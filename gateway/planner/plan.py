@@ -9,7 +9,7 @@ from gateway.planner import pool as pools
 from gateway.planner.cards import Card
 from gateway.planner.errors import ContradictoryFlags
 from gateway.planner.figures import GIB, Figure, Kind, weakest
-from gateway.planner.geometry import ModelGeometry
+from gateway.planner.geometry import ModelGeometry, first_int
 from gateway.planner.hardware import OFFERED, Support, kv_support
 from gateway.planner.kvdtypes import canonical_kv_dtype
 from gateway.planner.layers import Layer, LayerKind
@@ -188,6 +188,10 @@ def plan_pool(
     speculation = wish.speculation
     drafted = speculation.tokens if speculation else 0
     added = speculation.layers(geometry, subject.draft) if speculation else ()
+    own = geometry.layers
+    if card.capability == "cpu":
+        # The CPU backend resets recurrent states to float32 (vLLM 0.32 platforms/cpu.py).
+        own = tuple(replace(one, state=replace(one.state, ssm_bytes=4)) if one.state else one for one in own)
     batches = behaviour.concurrent_batches + (wish.pp - 1 if behaviour.concurrent_batches > 1 else 0)
     drafts_without_cache = speculation is not None and not speculation.has_cache
     if behaviour.concurrent_batches > 1 and (drafts_without_cache or card.capability == "cpu"):
@@ -196,6 +200,7 @@ def plan_pool(
     if hybrid_manager is None:
         # vLLM turns the hybrid manager off by itself for chunked local attention.
         hybrid_manager = not any(layer.kind is LayerKind.CHUNKED for layer in geometry.layers)
+    families = {one.state.family for one in own if one.state}
     settings = PoolSettings(
         kv_dtype=stored_dtype(geometry, wish.kv_dtype),
         tp=wish.tp,
@@ -205,13 +210,16 @@ def plan_pool(
         in_flight_tokens=batches * batched_tokens,
         drafted_tokens=drafted,
         prefix_caching=wish.prefix_caching and behaviour.state_prefix_caching,
+        every_state_kept=behaviour.mamba_keeps_every_block and bool(families & {"mamba1", "mamba2"}),
+        checkpoint_blocks=behaviour.checkpoint_blocks if families & {"mamba2", "kda"} else 0,
+        chunk_tokens=first_int(geometry.config, "mamba_chunk_size", "chunk_size") or 256,
         hybrid_manager=hybrid_manager and behaviour.version[:2] >= (0, 9),
         encoder_tokens=geometry.encoder_tokens,
         align_tokens=32 if card.capability == "cpu" else 16,
     )
     if wish.pp == 1:
-        return pools.build_pool((*geometry.layers, *added), settings, behaviour)
-    whole = pools.build_pool((*geometry.layers, *added), settings, behaviour)
+        return pools.build_pool((*own, *added), settings, behaviour)
+    whole = pools.build_pool((*own, *added), settings, behaviour)
     if len(whole.groups) == 1:
         stages = [geometry.stage(index, wish.pp) for index in range(wish.pp)]
         stages[-1] = (*stages[-1], *added)
@@ -387,6 +395,11 @@ def _limits(
         warnings.append(
             f"--max-num-seqs {seqs} exceeds the {capacity.num_blocks} state blocks: CUDA graph capture fails. "
             f"Use --max-num-seqs {max(capacity.num_blocks, 1)} or less."
+        )
+    if geometry.hybrid and wish.prefix_caching and not behaviour.state_caching_by_default:
+        warnings.append(
+            "Prefix caching of hybrid models is off by default in this release; planned with it on (the command says "
+            "so). Without it a request takes fewer state blocks: --no-prefix-caching."
         )
     heads = max((layer.kv_heads for layer in geometry.layers), default=0)
     if heads and wish.tp > heads and not geometry.uses_mla:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from math import lcm
 
 from gateway.planner.errors import ContradictoryFlags
 from gateway.planner.figures import GIB, ceil_div
@@ -30,6 +31,9 @@ class PoolSettings:
     in_flight_tokens: int = 2048
     drafted_tokens: int = 0
     prefix_caching: bool = True
+    every_state_kept: bool = False
+    checkpoint_blocks: int = 0
+    chunk_tokens: int = 1
     hybrid_manager: bool = True
     encoder_tokens: int = 0
     align_tokens: int = 16
@@ -170,11 +174,20 @@ def blocks_for(spec: Spec, tokens: int, settings: PoolSettings) -> int:
         case LayerKind.CHUNKED:
             return ceil_div(min(spec.span_tokens + settings.in_flight_tokens, tokens), block)
         case LayerKind.STATE:
-            return (2 if settings.prefix_caching else 1) + settings.drafted_tokens
+            return _state_blocks(tokens, block, settings)
         case LayerKind.CROSS:
             return ceil_div(settings.encoder_tokens, block)
         case _:
             return ceil_div(ceil_div(tokens, settings.dcp), block)
+
+
+def _state_blocks(tokens: int, block: int, settings: PoolSettings) -> int:
+    """States of one request: every block's (mode "all"), or the current, the cached and the drafted ones ("align")."""
+    if not settings.prefix_caching:
+        return 1 + settings.drafted_tokens
+    if settings.every_state_kept:
+        return ceil_div(tokens, block) + settings.drafted_tokens
+    return 2 + settings.drafted_tokens + settings.checkpoint_blocks
 
 
 def _logged_tokens(pool: Pool, blocks: int, concurrency: float, max_model_len: int, behaviour: Behaviour) -> int:
@@ -208,6 +221,8 @@ def _specs(layers: Sequence[Layer], settings: PoolSettings) -> tuple[list[Spec],
         first = next((layer for layer in attention if layer.kind in _GROW_TOGETHER), attention[0])
         each = token_bytes(first, settings)
         align = max(settings.align_tokens, settings.block_tokens, 128 if first.kind is LayerKind.MLA else 0)
+        if settings.prefix_caching and settings.every_state_kept:
+            align = lcm(align, settings.chunk_tokens)
         block = max(block, align * ceil_div(state_bytes, align * each))
         state_page = block * each
     settings = _with_block(settings, block)

@@ -17,7 +17,11 @@ DOCKER_IMAGE = "vllm/vllm-openai"
 
 @dataclass(frozen=True, slots=True)
 class Behaviour:
-    """How one release plans memory. ``concurrent_batches``: steps whose out-of-window blocks are still held."""
+    """How one release plans memory. ``concurrent_batches``: steps whose out-of-window blocks are still held.
+
+    ``mamba_keeps_every_block``: Mamba models cached in mode "all", a state for every block, until "align" took over.
+    ``checkpoint_blocks``: the extra state Mamba 2 and KDA export within a prefill since 0.32.
+    """
 
     version: tuple[int, int, int]
     default_utilization: float
@@ -30,6 +34,9 @@ class Behaviour:
     second_runner: bool
     auto_window: bool
     state_prefix_caching: bool
+    state_caching_by_default: bool
+    mamba_keeps_every_block: bool
+    checkpoint_blocks: int
 
     @property
     def text(self) -> str:
@@ -55,13 +62,16 @@ def behaviour_of(version: str | tuple[int, int, int] | None, *, engine: str | No
         tokens_from_concurrency=minor >= (0, 20),
         # vllm#47272: the block pool's null block is part of the check
         null_block_reserved=minor >= (0, 29),
-        # async scheduling keeps two batches in flight, counted by sliding-window specs in 0.31, not yet in 0.25
-        concurrent_batches=2 if minor >= (0, 29) else 1,
-        padding_ratio=1.5 if minor >= (0, 17) else 1.25 if minor >= (0, 11) else 1.0,
+        # async scheduling keeps two batches in flight, counted by sliding-window specs in 0.28, not yet in 0.25
+        concurrent_batches=2 if minor >= (0, 28) else 1,
+        padding_ratio=1.5 if minor >= (0, 20) else 1.25 if minor >= (0, 12) else 1.0,
         engine_v0=minor < (0, 8) and engine != "V1",
         second_runner=minor >= (0, 29),
         auto_window=minor >= (0, 14),
         state_prefix_caching=minor >= (0, 15),
+        state_caching_by_default=minor >= (0, 28),
+        mamba_keeps_every_block=(0, 14) <= minor < (0, 28),
+        checkpoint_blocks=1 if minor >= (0, 32) else 0,
     )
 
 

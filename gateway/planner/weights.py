@@ -50,7 +50,7 @@ _REPLICATED = ("router", "other")
 _WIDE_ALWAYS = ("embedding", "head", "router", "vision", "other")
 _PART_PATTERNS = {
     "attention": re.compile(
-        r"(self_attn|\.attn|attention)(\*|\.\*|$|\.(q|k|v|o|kv|qkv)_|\.(q|k|v|o)_proj)|mixer\.[qkvo]_proj"
+        r"(self_attn|\.attn|attention)(\*|\.\*|$|\.(q|k|v|o|qkv|q_a|q_b|kv_a|kv_b)_proj)|mixer\.[qkvo]_proj"
     ),
     "state": re.compile(r"linear_attn(\*|\.\*|$|\.(in|out)_proj)|mixer\.(in|out)_proj|mamba"),
     "shared": re.compile(r"shared_experts?(\*|\.|$)"),

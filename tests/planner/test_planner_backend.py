@@ -17,7 +17,9 @@ CACHE = (
     'vllm:cache_config_info{block_size="16",cache_dtype="auto",enable_prefix_caching="True",engine="0",'
     'gpu_memory_utilization="0.92",kv_cache_size_tokens="16384",num_gpu_blocks="1024"} 1.0\n'
 )
-NO_PARSER = {"error": {"message": '"auto" tool choice requires --enable-auto-tool-choice and --tool-call-parser to be set'}}
+NO_PARSER = {
+    "error": {"message": '"auto" tool choice requires --enable-auto-tool-choice and --tool-call-parser to be set'}
+}
 
 
 class StandIn:
@@ -90,9 +92,17 @@ def _states(report: BackendReport) -> dict[str, str]:
 def test_a_sound_server_passes_every_check(server: StandIn) -> None:
     report = check_backend(server.url + "/v1/")
     assert _states(report) == {
-        "health": "ok", "version": "info", "window": "ok", "metrics": "ok", "capacity": "ok", "prefix caching": "ok",
-        "KV dtype": "info", "request": "ok", "tool calls": "ok", "plan": "ok",
-    }  # fmt: skip
+        "health": "ok",
+        "version": "info",
+        "window": "ok",
+        "metrics": "ok",
+        "capacity": "ok",
+        "prefix caching": "ok",
+        "KV dtype": "info",
+        "request": "ok",
+        "tool calls": "ok",
+        "plan": "ok",
+    }
     assert (report.window, report.kv_tokens, report.num_blocks) == (8192, 16384, 1024)
 
 
@@ -114,17 +124,30 @@ def test_planned_memory_is_compared_when_the_card_is_known(server: StandIn) -> N
     [
         ({"health": 503}, "health", "error", "dead"),
         ({"metrics": ""}, "metrics", "error", "--disable-log-stats"),
-        ({"metrics": CACHE.replace('caching="True"', 'caching="False"')}, "prefix caching", "warning", "--enable-prefix"),
+        (
+            {"metrics": CACHE.replace('caching="True"', 'caching="False"')},
+            "prefix caching",
+            "warning",
+            "--enable-prefix",
+        ),
         ({"metrics": CACHE.replace("16384", "8200")}, "capacity", "warning", "--max-model-len 4100"),
-        ({"metrics": CACHE.replace('num_gpu_blocks="1024"', 'num_gpu_blocks="None"').replace('tokens="16384"', 'tokens="None"')},
-         "capacity", "warning", "unknown"),
+        (
+            {
+                "metrics": CACHE.replace('num_gpu_blocks="1024"', 'num_gpu_blocks="None"').replace(
+                    'tokens="16384"', 'tokens="None"'
+                )
+            },
+            "capacity",
+            "warning",
+            "unknown",
+        ),
         ({"tools": (400, NO_PARSER)}, "tool calls", "error", "--tool-call-parser"),
         ({"chat": (400, {"error": {"message": "no chat template"}})}, "request", "warning", "chat does not"),
         ({"version": None}, "version", "info", "not vLLM"),
         ({"model": {"id": "m"}}, "window", "warning", "unknown"),
         ({"key": "secret"}, "models", "error", "--api-key"),
     ],
-)  # fmt: skip
+)
 def test_each_fault_is_seen(server: StandIn, change: dict[str, Any], name: str, state: str, words: str) -> None:
     for field, value in change.items():
         setattr(server, field, value)
@@ -140,7 +163,9 @@ def test_data_parallel_totals_are_divided_by_the_engines(server: StandIn) -> Non
 
 
 def test_labels_with_quotes_inside_are_parsed_by_name() -> None:
-    (labels,) = cache_config_labels('vllm:cache_config_info{a="x\\"y",block_size="16"} 1.0\n# HELP vllm:cache_config_info x\n')
+    (labels,) = cache_config_labels(
+        'vllm:cache_config_info{a="x\\"y",block_size="16"} 1.0\n# HELP vllm:cache_config_info x\n'
+    )
     assert labels["block_size"] == "16"
 
 

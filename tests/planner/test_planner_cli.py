@@ -19,13 +19,38 @@ from gateway.cli import main
 
 Printed = tuple[int, str, str]
 STABLE = {
-    "model", "card", "vllm_version", "max_model_len", "fits", "limited_by", "weights_gib", "kv_bytes_per_token",
-    "kv_cache_memory_gib", "kv_cache_size_tokens", "max_concurrency", "largest_max_model_len", "activation_gib",
-    "non_torch_gib", "cuda_graphs_gib", "num_gpu_blocks", "block_size", "kv_needed_gib", "kv_dtypes", "warnings",
-    "command", "compose", "recommended_max_model_len",
-}  # fmt: skip
-FIGURES = ("weights_gib", "kv_bytes_per_token", "kv_cache_memory_gib", "kv_cache_size_tokens", "max_concurrency",
-           "largest_max_model_len")  # fmt: skip
+    "model",
+    "card",
+    "vllm_version",
+    "max_model_len",
+    "fits",
+    "limited_by",
+    "weights_gib",
+    "kv_bytes_per_token",
+    "kv_cache_memory_gib",
+    "kv_cache_size_tokens",
+    "max_concurrency",
+    "largest_max_model_len",
+    "activation_gib",
+    "non_torch_gib",
+    "cuda_graphs_gib",
+    "num_gpu_blocks",
+    "block_size",
+    "kv_needed_gib",
+    "kv_dtypes",
+    "warnings",
+    "command",
+    "compose",
+    "recommended_max_model_len",
+}
+FIGURES = (
+    "weights_gib",
+    "kv_bytes_per_token",
+    "kv_cache_memory_gib",
+    "kv_cache_size_tokens",
+    "max_concurrency",
+    "largest_max_model_len",
+)
 LLAMA = {
     "model_type": "llama",
     "architectures": ["LlamaForCausalLM"],
@@ -72,7 +97,9 @@ def test_json_keys_are_stable_and_every_figure_has_kind_and_range(ask: Any) -> N
 
 
 def test_the_owners_error_is_foreseen(ask: Any) -> None:
-    status, out, _ = ask("Qwen/Qwen2.5-32B-Instruct-AWQ", "--gpu", "4090", "--context", "131072", "--vllm-version", "0.24.0")
+    status, out, _ = ask(
+        "Qwen/Qwen2.5-32B-Instruct-AWQ", "--gpu", "4090", "--context", "131072", "--vllm-version", "0.24.0"
+    )
     assert status == 1
     assert "256.0 KiB" in out
     assert "Does not fit" in out
@@ -88,7 +115,9 @@ def test_a_known_kv_budget_is_taken_as_it_is(ask: Any) -> None:
 
 def test_weights_are_exact_from_safetensors_headers(ask: Any, tmp_path: Path) -> None:
     _config(tmp_path)
-    header = json.dumps({"__metadata__": {}, "w": {"dtype": "BF16", "shape": [4, 8], "data_offsets": [0, 64 << 20]}}).encode()
+    header = json.dumps(
+        {"__metadata__": {}, "w": {"dtype": "BF16", "shape": [4, 8], "data_offsets": [0, 64 << 20]}}
+    ).encode()
     (tmp_path / "model.safetensors").write_bytes(struct.pack("<Q", len(header)) + header)
     _, out, _ = ask(str(tmp_path), "--vram", "8", "--json")
     assert json.loads(out)["weights_gib"] == {"value": 0.062, "kind": "exact", "low": 0.062, "high": 0.062}
@@ -164,21 +193,48 @@ def test_a_json_list_is_not_a_config(ask: Any, tmp_path: Path) -> None:
 
 def test_the_command_carries_the_flags_that_matter(ask: Any) -> None:
     _, out, _ = ask(
-        "Qwen/Qwen3.6-27B-FP8", "--gpu", "RTX 3090", "--tp", "2", "--context", "65536", "--kv-dtype", "fp8", "--max-num-seqs",
-        "4", "--speculative", "mtp:2", "--lora", "2:32", "--json",
-    )  # fmt: skip
+        "Qwen/Qwen3.6-27B-FP8",
+        "--gpu",
+        "RTX 3090",
+        "--tp",
+        "2",
+        "--context",
+        "65536",
+        "--kv-dtype",
+        "fp8",
+        "--max-num-seqs",
+        "4",
+        "--speculative",
+        "mtp:2",
+        "--lora",
+        "2:32",
+        "--json",
+    )
     plan = json.loads(out)
     for words in (
-        "--tensor-parallel-size 2", "--kv-cache-dtype fp8", "--attention-backend FLASHINFER", "--max-num-seqs 4",
-        '"method": "mtp"', "--max-loras 2 --max-lora-rank 32",
-    ):  # fmt: skip
+        "--tensor-parallel-size 2",
+        "--kv-cache-dtype fp8",
+        "--attention-backend FLASHINFER",
+        "--max-num-seqs 4",
+        '"method": "mtp"',
+        "--max-loras 2 --max-lora-rank 32",
+    ):
         assert words in plan["command"]
     assert "count: 2" in plan["compose"]
 
 
 def test_old_releases_select_the_backend_by_environment(ask: Any) -> None:
     _, out, _ = ask(
-        "Qwen/Qwen3-8B", "--gpu", "RTX 3090", "--context", "8192", "--kv-dtype", "fp8", "--vllm-version", "0.10.0", "--json"
+        "Qwen/Qwen3-8B",
+        "--gpu",
+        "RTX 3090",
+        "--context",
+        "8192",
+        "--kv-dtype",
+        "fp8",
+        "--vllm-version",
+        "0.10.0",
+        "--json",
     )
     assert json.loads(out)["command"].startswith("VLLM_ATTENTION_BACKEND=FLASHINFER vllm serve")
 

@@ -56,7 +56,8 @@ def test_claude_code_is_warned_of_a_window_too_small_for_it() -> None:
 
 
 @pytest.mark.parametrize(
-    ("window", "wanted", "limit"), [(32768, None, 8192), (1 << 20, None, 32000), (2048, None, 1024), (512, None, 511), (4096, 99999, 4095)]
+    ("window", "wanted", "limit"),
+    [(32768, None, 8192), (1 << 20, None, 32000), (2048, None, 1024), (512, None, 511), (4096, 99999, 4095)],
 )
 def test_the_output_limit_leaves_room_for_the_prompt(window: int, wanted: int | None, limit: int) -> None:
     assert output_limit(window, wanted) == limit

@@ -24,39 +24,52 @@ MORE = " Try increasing `gpu_memory_utilization` or decreasing `max_model_len` w
 ERRORS: list[tuple[str, str, str, list[str]]] = [
     (
         "V0 window",
-        "ValueError: The model's max seq len (131072) is larger than the maximum number of tokens that can be stored in "
+        "ValueError: The model's max seq len (131072) is larger than the maximum number of tokens that can be "
+        "stored in "
         "KV cache (32480)." + MORE,
         "window_exceeds_kv_tokens",
         ["--max-model-len 32480", "32,480"],
     ),
-    ("V0 nothing left", "ValueError: No available memory for the cache blocks." + MORE, "no_kv_memory", ["--enforce-eager"]),
+    (
+        "V0 nothing left",
+        "ValueError: No available memory for the cache blocks." + MORE,
+        "no_kv_memory",
+        ["--enforce-eager"],
+    ),
     (
         "V1 0.7 in GB",
-        ERR + "To serve at least one request with the models's max seq len (32768), (8.00 GB KV cache is needed, which is "
+        ERR
+        + "To serve at least one request with the models's max seq len (32768), (8.00 GB KV cache is needed, which is "
         "larger than the available KV cache memory (5.11 GB)." + MORE,
         "window_needs_more_kv",
         ["--max-model-len 20928", "8 GiB"],
     ),
     (
         "V1 0.8 without the number",
-        ERR + "To serve at least one request with the models's max seq len (32768), (8.00 GiB KV cache is needed, which is "
+        ERR
+        + "To serve at least one request with the models's max seq len (32768), (8.00 GiB KV cache is needed, which is "
         "larger than the available KV cache memory (5.11 GiB). Based on the available memory, " + MORE,
         "window_needs_more_kv",
         ["--max-model-len 20928"],
     ),
     (
         "V1 0.9 to 0.13",
-        ERR + "To serve at least one request with the models's max seq len (40960), (5.62 GiB KV cache is needed, which is "
-        "larger than the available KV cache memory (2.40 GiB). Based on the available memory, the estimated maximum model "
+        ERR
+        + "To serve at least one request with the models's max seq len (40960), (5.62 GiB KV cache is needed, which is "
+        "larger than the available KV cache memory (2.40 GiB). Based on the available memory, the estimated "
+        "maximum model "
         "length is 17472." + MORE,
         "window_needs_more_kv",
         ["--max-model-len 17472"],
     ),
     (
         "V1 0.32",
-        ERR + "To serve at least one request with the model's max seq len (204800), (6.56 GiB KV cache is needed, which is "
-        "larger than the available KV cache memory (5.42 GiB). Based on the available memory, the estimated maximum model "
-        "length is 167776. Try increasing `gpu_memory_utilization` (which also controls CPU memory on the CPU backend) or "
+        ERR
+        + "To serve at least one request with the model's max seq len (204800), (6.56 GiB KV cache is needed, which is "
+        "larger than the available KV cache memory (5.42 GiB). Based on the available memory, the estimated "
+        "maximum model "
+        "length is 167776. Try increasing `gpu_memory_utilization` (which also controls CPU memory on the CPU "
+        "backend) or "
         "decreasing `max_model_len` when initializing the engine. See the documentation for more details.",
         "window_needs_more_kv",
         ["--max-model-len 167776", "--kv-cache-dtype fp8"],
@@ -70,14 +83,16 @@ ERRORS: list[tuple[str, str, str, list[str]]] = [
     ),
     (
         "others hold the card",
-        ERR + "Free memory on device cuda:0 (17.31/23.52 GiB) on startup is less than desired GPU memory utilization (0.92, "
+        ERR + "Free memory on device cuda:0 (17.31/23.52 GiB) on startup is less than desired GPU memory utilization "
+        "(0.92, "
         "21.64 GiB). Decrease GPU memory utilization or reduce GPU memory used by other processes.",
         "not_enough_free_memory",
         ["--gpu-memory-utilization 0.73", "6.21 GiB"],
     ),
     (
         "others hold the card, before 0.14",
-        ERR + "Free memory on device (17.31/23.52 GiB) on startup is less than desired GPU memory utilization (0.9, 21.17 GiB).",
+        ERR + "Free memory on device (17.31/23.52 GiB) on startup is less than desired GPU memory utilization (0.9, "
+        "21.17 GiB).",
         "not_enough_free_memory",
         ["kvgate gpus"],
     ),
@@ -90,28 +105,33 @@ ERRORS: list[tuple[str, str, str, list[str]]] = [
     ),
     (
         "too many sequences for a hybrid",
-        ERR + "max_num_seqs (1024) exceeds available Mamba cache blocks (939). Each decode sequence requires one Mamba cache "
+        ERR + "max_num_seqs (1024) exceeds available Mamba cache blocks (939). Each decode sequence requires one "
+        "Mamba cache "
         "block, so CUDA graph capture cannot proceed. Please lower max_num_seqs to at most 939.",
         "too_many_seqs_for_states",
         ["--max-num-seqs 939"],
     ),
     (
         "sampler",
-        "RuntimeError: CUDA out of memory occurred when warming up sampler with 1024 dummy requests. Please try lowering "
+        "RuntimeError: CUDA out of memory occurred when warming up sampler with 1024 dummy requests. Please try "
+        "lowering "
         "`max_num_seqs` or `gpu_memory_utilization` when initializing the engine. vLLM",
         "sampler_out_of_memory",
         ["--max-num-seqs 256"],
     ),
     (
         "weights",
-        ERR + "Failed to load model - not enough GPU memory. Try lowering --gpu-memory-utilization to free memory for weights",
+        ERR + "Failed to load model - not enough GPU memory. Try lowering --gpu-memory-utilization to free memory "
+        "for weights",
         "weights_do_not_fit",
         ["--tensor-parallel-size 2"],
     ),
     (
         "window above the model's",
-        "pydantic_core ValidationError: vLLM User-specified max_model_len (65536) is greater than the derived max_model_len "
-        "(max_position_embeddings=32768 or model_max_length=None in model's config.json). To allow overriding this maximum",
+        "pydantic_core ValidationError: vLLM User-specified max_model_len (65536) is greater than the derived "
+        "max_model_len "
+        "(max_position_embeddings=32768 or model_max_length=None in model's config.json). To allow overriding "
+        "this maximum",
         "window_above_model",
         ["--max-model-len 32768", '"factor": 2.0'],
     ),
@@ -122,10 +142,16 @@ ERRORS: list[tuple[str, str, str, list[str]]] = [
         "fp8_needs_newer_card",
         ["--attention-backend FLASHINFER"],
     ),
-    ("auto fit fails", ERR + "Cannot auto-fit max_model_len: not enough GPU memory available", "cannot_auto_fit", ["Not even"]),
+    (
+        "auto fit fails",
+        ERR + "Cannot auto-fit max_model_len: not enough GPU memory available",
+        "cannot_auto_fit",
+        ["Not even"],
+    ),
     (
         "plain out of memory",
-        "(EngineCore_0 pid=7) torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 2.32 GiB. GPU 0 has a total "
+        "(EngineCore_0 pid=7) torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 2.32 GiB. GPU 0 has "
+        "a total "
         "capacity of 23.52 GiB of which 1.01 GiB is free.",
         "cuda_out_of_memory",
         ["--max-num-batched-tokens"],
@@ -153,7 +179,11 @@ SUCCESS: list[tuple[str, str, dict[str, Any]]] = [
         "activation peak memory takes 2.07GiB; the rest of the memory reserved for KV Cache is 3.81GiB.",
         {"gpu_memory_gib": 23.58, "kv_cache_memory_gib": 3.81, "activation_gib": 2.07, "non_torch_gib": 0.35},
     ),
-    ("blocks of V0", V0 + "# GPU blocks: 1952, # CPU blocks: 2048", {"num_gpu_blocks": 1952, "kv_cache_size_tokens": 31232}),
+    (
+        "blocks of V0",
+        V0 + "# GPU blocks: 1952, # CPU blocks: 2048",
+        {"num_gpu_blocks": 1952, "kv_cache_size_tokens": 31232},
+    ),
     ("blocks of V1", V1 + "# GPU blocks: 1381", {"num_gpu_blocks": 1381}),
     (
         "concurrency of V0",
@@ -170,15 +200,18 @@ SUCCESS: list[tuple[str, str, dict[str, Any]]] = [
     ("graphs", V1 + "Graph capturing finished in 22 secs, took 0.51 GiB", {"cuda_graphs_gib": 0.51}),
     (
         "summary of 0.10.2",
-        V1 + "Free memory on device (22.99/23.52 GiB) on startup. Desired GPU memory utilization is (0.9, 21.17 GiB). Actual "
+        V1 + "Free memory on device (22.99/23.52 GiB) on startup. Desired GPU memory utilization is (0.9, 21.17 "
+        "GiB). Actual "
         "usage is 14.26 GiB for weight, 1.09 GiB for peak activation, 0.11 GiB for non-torch memory, and 0.71 GiB for "
         "CUDAGraph memory. Replace gpu_memory_utilization config with `--kv-cache-memory=7000000000` to fit.",
         {"gpu_memory_utilization": 0.9, "activation_gib": 1.09, "non_torch_gib": 0.11, "cuda_graphs_gib": 0.71},
     ),
     (
         "summary of 0.28",
-        V1 + "Free memory on device cuda:0 (23.05/23.56 GiB) on startup. Desired GPU memory utilization is (0.972, 22.9 GiB). "
-        "Actual usage is 14.73 GiB for consumed memory (weights + non-torch), 1.09 GiB for peak activation, and 0.71 GiB for "
+        V1 + "Free memory on device cuda:0 (23.05/23.56 GiB) on startup. Desired GPU memory utilization is (0.972, "
+        "22.9 GiB). "
+        "Actual usage is 14.73 GiB for consumed memory (weights + non-torch), 1.09 GiB for peak activation, and "
+        "0.71 GiB for "
         "CUDAGraph memory. Replace gpu_memory_utilization config with `--kv-cache-memory=7000000000`",
         {"gpu_memory_gib": 23.56, "activation_gib": 1.09, "cuda_graphs_gib": 0.71},
     ),
@@ -189,7 +222,8 @@ SUCCESS: list[tuple[str, str, dict[str, Any]]] = [
     ),
     (
         "hybrid block",
-        V1 + "Setting attention block size to 1568 tokens to ensure that attention page size is >= mamba page size. vllm",
+        V1
+        + "Setting attention block size to 1568 tokens to ensure that attention page size is >= mamba page size. vllm",
         {"block_size": 1568},
     ),
 ]
@@ -252,7 +286,9 @@ def test_ranks_speaking_at_once_are_told_apart() -> None:
 
 
 def test_the_same_error_from_every_rank_is_one_finding() -> None:
-    errors = [finding for finding in diagnose(read_startup("\n".join([ERRORS[5][1]] * 4))) if finding.severity == "error"]
+    errors = [
+        finding for finding in diagnose(read_startup("\n".join([ERRORS[5][1]] * 4))) if finding.severity == "error"
+    ]
     assert len(errors) == 1
 
 

@@ -71,7 +71,7 @@ def test_kv_tokens_follow_from_the_reported_memory(report: dict[str, Any]) -> No
         assert _at(plan, seen["kv_gib"]).max_concurrency == pytest.approx(seen["concurrency"], rel=0.006, abs=0.011)
 
 
-@pytest.mark.parametrize("report", [param for param in _chosen("kv_gib", "blocks")])
+@pytest.mark.parametrize("report", list(_chosen("kv_gib", "blocks")))
 def test_block_counts_follow_from_the_reported_memory(report: dict[str, Any]) -> None:
     plan, seen = _plan(report), report["seen"]
     low, high = (_at(plan, seen["kv_gib"] + off).num_blocks for off in (-ROUNDING_GIB, ROUNDING_GIB))
