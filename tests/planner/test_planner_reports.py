@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import json
 import statistics
+from math import ceil
 from pathlib import Path
 from typing import Any
 
@@ -121,10 +122,10 @@ def test_kv_memory_is_predicted_from_model_card_and_flags_alone() -> None:
         errors[report["memory"]].append(abs(plan.kv_memory.value / true - 1))
     stated = sorted(errors["stated"])
     assert len(stated) >= 12
-    # What is reached, not what was hoped for (5 % and 12 %): docs/planner.md lists each report.
-    assert statistics.median(stated) <= 0.065
-    assert stated[int(0.9 * len(stated)) - 1] <= 0.13
-    assert statistics.median(errors["assumed"]) <= 0.20
+    # The constants were fitted to these same logs, so this guards against regressions and proves no more.
+    assert statistics.median(stated) <= 0.06
+    assert stated[ceil(0.9 * len(stated)) - 1] <= 0.135
+    assert statistics.median(errors["assumed"]) <= 0.10
 
 
 def test_logged_weights_are_predicted() -> None:
@@ -135,7 +136,7 @@ def test_logged_weights_are_predicted() -> None:
     }
     assert len(errors) >= 18
     assert statistics.median(errors.values()) <= 0.012
-    assert sorted(errors.values())[int(0.9 * len(errors)) - 1] <= 0.07
+    assert sorted(errors.values())[ceil(0.9 * len(errors)) - 1] <= 0.08
 
 
 def test_every_report_left_out_says_why() -> None:

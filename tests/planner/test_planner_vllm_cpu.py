@@ -1,6 +1,6 @@
 """What a real vLLM 0.32 (CPU build) exported for tiny models of every layout, against the plan for the same input.
 
-Recorded from ``vllm:cache_config_info`` with 64 MiB of KV memory, a window of 4,096, 1,024 batched tokens, dummy weights.
+Recorded from ``vllm:cache_config_info`` with 64 MiB of KV memory, a window of 4,096 and 1,024 batched tokens.
 """
 
 from __future__ import annotations
