@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import os
 import sys
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -73,6 +74,9 @@ def run(options: argparse.Namespace) -> int:
     except PlannerError as error:
         print(f"kvgate plan: {error}", file=sys.stderr)
         return 2
+    except BrokenPipeError:  # the reader (head, less) has seen enough
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 0
 
 
 def _run(options: argparse.Namespace) -> int:
@@ -173,7 +177,7 @@ def _wish(options: argparse.Namespace) -> Wish:
 def _card(options: argparse.Namespace) -> Card:
     from dataclasses import replace
 
-    from gateway.planner.cards import card_of_memory, find_card
+    from gateway.planner.cards import UNSTATED, card_of_memory, find_card
     from gateway.planner.errors import ContradictoryFlags, UnknownCard
 
     if options.vram is not None and options.vram <= 0:
@@ -189,7 +193,7 @@ def _card(options: argparse.Namespace) -> Card:
     if card_here is not None:
         return card_here
     if options.kv_memory is not None:
-        return card_of_memory(1024.0)
+        return UNSTATED
     raise UnknownCard("no GPU was found here: name one with --gpu, or its memory with --vram.")
 
 

@@ -38,6 +38,10 @@ class Card:
         return self.kind == "consumer"
 
 
+# When only a KV budget is given: defaults of a card below 70 GiB apply, and no memory is compared with it.
+UNSTATED = Card("a card not stated", 64.0, "unknown", 0, kind="unstated")
+
+
 @functools.cache
 def table() -> tuple[Card, ...]:
     """Every known card."""

@@ -241,7 +241,7 @@ def _decoder_layers(
 def _attention_layers(
     text: Mapping[str, Any], model_type: str, count: int, hidden: int, heads: int, notes: list[str]
 ) -> tuple[tuple[Layer, ...], ...]:
-    if text.get("kv_lora_rank") and (model_type in MLA_TYPES or "mla" in model_type):
+    if text.get("kv_lora_rank") and (model_type in MLA_TYPES or "mla" in model_type or not model_type):
         return _mla_layers(text, count)
     if isinstance(text.get("block_configs"), list):
         return _per_block_layers(text, hidden, heads)
@@ -331,6 +331,9 @@ def local_layer_flags(text: Mapping[str, Any], model_type: str, count: int) -> l
     if isinstance(types, list) and len(types) >= count:
         local = ("sliding_attention", "chunked_attention", "local", "sliding", "sliding_window")
         return [str(kind) in local for kind in types[:count]]
+    counted = first_int(text, "sliding_layers")
+    if counted is not None:
+        return [index < counted for index in range(count)]
     pattern = text.get("hybrid_layer_pattern")
     if isinstance(pattern, list) and len(pattern) >= count:
         return [bool(flag) for flag in pattern[:count]]

@@ -408,7 +408,7 @@ def _limits(
         warnings.append("MLA keeps the whole latent cache on every rank: --dcp or data parallelism holds more tokens.")
     if pool.padding_layers:
         warnings.append(f"The groups are padded by {pool.padding_layers} layers; vLLM logs how much that may waste.")
-    if weights.per_gpu.value >= card.memory_gib:
+    if weights.per_gpu.value >= card.memory_gib and wish.kv_memory_gib is None:
         return "weights: they do not fit on the card", warnings
     if budget.value <= 0:
         return "weights and overheads: nothing is left for the KV cache", warnings

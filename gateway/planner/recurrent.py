@@ -46,7 +46,7 @@ def layer_kinds(text: Mapping[str, Any], model_type: str, count: int) -> list[st
         return ["state"] * count
     if model_type in _BOTH_IN_EACH_LAYER:
         return ["both"] * count
-    for reader in (_from_pattern, _from_types, _from_linear_config, _from_positions, _from_interval):
+    for reader in (_from_pattern, _from_types, _from_linear_config, _from_positions, _from_counts, _from_interval):
         kinds = reader(text, count)
         if kinds is not None:
             return kinds
@@ -167,6 +167,16 @@ def _from_positions(text: Mapping[str, Any], count: int) -> list[str] | None:
         offset = int(text.get("attn_layer_offset") or 0)
         return ["attention" if index % period == offset else "state" for index in range(count)]
     return None
+
+
+def _from_counts(text: Mapping[str, Any], count: int) -> list[str] | None:
+    """Summaries that only count their layers; grouping does not depend on the order."""
+    states = _any(text, "linear_attention_layers", "mamba2_layers", "mamba_layers")
+    attention = _any(text, "full_attention_layers")
+    if states is None or attention is None:
+        return None
+    rest = max(count - states - attention, 0)
+    return (["state"] * states + ["attention"] * attention + ["none"] * rest)[:count]
 
 
 def _from_interval(text: Mapping[str, Any], count: int) -> list[str] | None:

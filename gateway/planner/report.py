@@ -77,8 +77,7 @@ def as_text(plan: Plan, *, compose: bool = False) -> str:
         f"  {plan.weights.parameters / 1e9:.2f} B parameters ({plan.weights.quant}), cached layers: "
         f"{layers_text(geometry.layers) or 'none'}",
         "",
-        f"Memory{each} (GPU {gib_text(plan.card.memory_gib)} x {plan.utilization:g} = "
-        f"{gib_text(plan.requested_gib.value)})",
+        _budget_line(plan, each),
         _row("weights", plan.weights.per_gpu),
         _row("activation peak", extra.activation),
         _row("outside torch", extra.non_torch),
@@ -116,6 +115,13 @@ def as_text(plan: Plan, *, compose: bool = False) -> str:
     if compose and serve_command(plan):
         lines += ["", "Compose", *(f"  {line}" for line in compose_service(plan).splitlines())]
     return "\n".join(lines)
+
+
+def _budget_line(plan: Plan, each: str) -> str:
+    if plan.wish.kv_memory_gib is not None:
+        return f"Memory{each} (KV budget given; the rest is what such a model usually takes)"
+    memory, requested = gib_text(plan.card.memory_gib), gib_text(plan.requested_gib.value)
+    return f"Memory{each} (GPU {memory} x {plan.utilization:g} = {requested})"
 
 
 def _verdict(plan: Plan) -> str:

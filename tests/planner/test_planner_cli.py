@@ -113,6 +113,12 @@ def test_a_known_kv_budget_is_taken_as_it_is(ask: Any) -> None:
     assert plan["kv_needed_gib"]["value"] == 5.625
 
 
+def test_a_budget_without_a_card_is_not_compared_with_one(ask: Any) -> None:
+    status, out, _ = ask("Qwen/Qwen3-32B", "--kv-memory", "30", "--context", "32768")
+    assert status == 0
+    assert "KV budget given" in out
+
+
 def test_weights_are_exact_from_safetensors_headers(ask: Any, tmp_path: Path) -> None:
     _config(tmp_path)
     header = json.dumps(

@@ -130,6 +130,18 @@ def test_each_family_is_read_into_its_layers(config: dict[str, Any], kinds: dict
     assert _kinds(config) == Counter(kinds)
 
 
+def test_summaries_that_only_count_their_layers_are_enough() -> None:
+    linear = {
+        "linear_num_key_heads": 2,
+        "linear_num_value_heads": 4,
+        "linear_key_head_dim": 64,
+        "linear_value_head_dim": 64,
+    }
+    assert _kinds({"full_attention_layers": 2, "linear_attention_layers": 6, **linear}) == Counter(full=2, state=6)
+    assert _kinds({"sliding_window": 64, "sliding_layers": 6}) == Counter(sliding=6, full=2)
+    assert _kinds({"kv_lora_rank": 512, "qk_rope_head_dim": 64}) == Counter(mla=8)
+
+
 def test_a_nested_text_config_is_found_with_the_outer_dtype() -> None:
     config = {"dtype": "float32", "vision_config": {}, "text_config": {**PLAIN, "model_type": "qwen3"}}
     geometry = read_geometry(config)
