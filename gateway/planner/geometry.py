@@ -160,6 +160,11 @@ def read_geometry(config: Mapping[str, Any], name: str = "model") -> ModelGeomet
     )
 
 
+def is_deepseek_v4(text: Mapping[str, Any]) -> bool:
+    """Whether the caches are compressed layer by layer, as DeepSeek-V4's are."""
+    return isinstance(text.get("compress_ratios"), list) and bool(text["compress_ratios"])
+
+
 def derived_max_len(text: Mapping[str, Any]) -> int | None:
     """The window vLLM derives from a config: the largest position count, times a rope factor where one applies."""
     length = first_int(
@@ -222,8 +227,10 @@ def _decoder_layers(
     if model_type in _ENCODER_ONLY:
         notes.append("An encoder-only model: vLLM keeps no KV cache for it.")
         return ((),) * count
-    if model_type.startswith("deepseek_v4"):
-        notes.append("DeepSeek-V4's compressed caches are packed by rules of their own; KV numbers are an estimate.")
+    if is_deepseek_v4(text):
+        notes.append(
+            "DeepSeek-V4's packed caches are planned for the fp8 format, as two 0.26 logs show; no drafter but MTP."
+        )
         return _deepseek_v4_layers(text, count)
     attention = _attention_layers(text, model_type, count, hidden, heads, notes)
     layers = recurrent.apply(text, model_type, attention, hidden, notes)
@@ -364,7 +371,7 @@ def _deepseek_v4_layers(text: Mapping[str, Any], count: int) -> tuple[tuple[Laye
         ratio = int(ratios[index]) if index < len(ratios) else 0
         caches = [Layer(LayerKind.SLIDING, 1, 584, 0, span_tokens=window, latent_dim=584)]
         if ratio:
-            caches.append(Layer(LayerKind.INDEXER, latent_dim=max(1, round(584 / ratio))))
+            caches.append(Layer(LayerKind.MLA, latent_dim=max(1, 584 // ratio)))
         if ratio == 4:
             caches.append(Layer(LayerKind.INDEXER, latent_dim=132 // 4))
         layers.append(tuple(caches))

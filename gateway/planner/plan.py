@@ -7,9 +7,10 @@ from dataclasses import dataclass, field, replace
 
 from gateway.planner import pool as pools
 from gateway.planner.cards import Card
+from gateway.planner.deepseek_v4 import build_v4_pool
 from gateway.planner.errors import ContradictoryFlags
 from gateway.planner.figures import GIB, Figure, Kind, weakest
-from gateway.planner.geometry import ModelGeometry, first_int
+from gateway.planner.geometry import ModelGeometry, first_int, is_deepseek_v4
 from gateway.planner.hardware import OFFERED, Support, kv_support
 from gateway.planner.kvdtypes import canonical_kv_dtype
 from gateway.planner.layers import Layer, LayerKind
@@ -217,6 +218,9 @@ def plan_pool(
         encoder_tokens=geometry.encoder_tokens,
         align_tokens=32 if card.capability == "cpu" else 16,
     )
+    if is_deepseek_v4(geometry.config):
+        mtp = max(geometry.mtp_layers, 1) if added else 0
+        return build_v4_pool(geometry.config, mtp, settings, behaviour)
     if wish.pp == 1:
         return pools.build_pool((*own, *added), settings, behaviour)
     whole = pools.build_pool((*own, *added), settings, behaviour)
@@ -422,7 +426,7 @@ def _limits(
 
 
 def _geometry_kind(geometry: ModelGeometry) -> Kind:
-    return Kind.ESTIMATED if geometry.model_type.startswith("deepseek_v4") else Kind.EXACT
+    return Kind.ESTIMATED if is_deepseek_v4(geometry.config) else Kind.EXACT
 
 
 def _bytes(gib: float) -> int:

@@ -60,12 +60,18 @@ class Group:
 
 @dataclass(frozen=True, slots=True)
 class Pool:
-    """The block pool of one GPU: ``block_bytes`` each, drawn from by every group."""
+    """The block pool of one GPU: ``block_bytes`` each, drawn from by every group.
+
+    ``check_block_bytes`` is what the start-up check counts for a block where that differs; ``weighted``: a request's
+    blocks are counted by their groups' bytes (packed pools before 0.28).
+    """
 
     groups: tuple[Group, ...]
     block_bytes: int
     settings: PoolSettings
     padding_layers: int = 0
+    check_block_bytes: int | None = None
+    weighted: bool = False
 
     @property
     def block_tokens(self) -> int:
@@ -77,11 +83,16 @@ class Pool:
 
     def blocks_per_request(self, tokens: int) -> int:
         """Blocks a request of ``tokens`` takes from the pool, over all groups."""
-        return sum(blocks_for(group.spec, tokens, self.settings) for group in self.groups)
+        counts = [blocks_for(group.spec, tokens, self.settings) for group in self.groups]
+        if not self.weighted:
+            return sum(counts)
+        used = sum(count * group.page_bytes for count, group in zip(counts, self.groups, strict=True))
+        return ceil_div(used, self.groups[0].page_bytes)
 
     def bytes_per_request(self, tokens: int) -> int:
         """Bytes the start-up check asks for at a window of ``tokens``."""
-        return self.blocks_per_request(tokens) * self.block_bytes
+        counts = sum(blocks_for(group.spec, tokens, self.settings) for group in self.groups)
+        return counts * (self.check_block_bytes or self.block_bytes)
 
     def num_blocks(self, available_bytes: int) -> int:
         """Blocks that fit in ``available_bytes`` of one GPU."""

@@ -21,6 +21,7 @@ class Behaviour:
 
     ``mamba_keeps_every_block``: Mamba models cached in mode "all", a state for every block, until "align" took over.
     ``checkpoint_blocks``: the extra state Mamba 2 and KDA export within a prefill since 0.32.
+    ``pages_side_by_side``: groups of mixed page sizes pack a block as wide as the widest group, since 0.28.
     """
 
     version: tuple[int, int, int]
@@ -37,6 +38,7 @@ class Behaviour:
     state_caching_by_default: bool
     mamba_keeps_every_block: bool
     checkpoint_blocks: int
+    pages_side_by_side: bool
 
     @property
     def text(self) -> str:
@@ -72,6 +74,7 @@ def behaviour_of(version: str | tuple[int, int, int] | None, *, engine: str | No
         state_caching_by_default=minor >= (0, 28),
         mamba_keeps_every_block=(0, 14) <= minor < (0, 28),
         checkpoint_blocks=1 if minor >= (0, 32) else 0,
+        pages_side_by_side=minor >= (0, 28),
     )
 
 

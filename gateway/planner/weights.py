@@ -98,7 +98,7 @@ def quant_of(config: Mapping[str, Any] | None) -> str:
         return "nvfp4"
     if "FP8" in algorithm or method in ("fp8", "fbgemm_fp8"):
         return "fp8"
-    if method == "mxfp4":
+    if method == "mxfp4" or "mxfp4" in str(config.get("format") or ""):
         return "mxfp4"
     if method == "bitsandbytes":
         return "bnb-8bit" if config.get("load_in_8bit") else "bnb-4bit"
@@ -203,6 +203,8 @@ def part_bytes(
     for part, number in counts.items():
         share = 1.0 if part in _WIDE_ALWAYS else shares.get(part, 0.0)
         sizes[part] = number * (share * wide + (1 - share) * narrow)
+    if scheme == "fp8" and str(geometry.config.get("expert_dtype")) == "fp4":
+        sizes["experts"] = counts["experts"] * QUANT_BITS["mxfp4"] / 8  # DeepSeek-V4: fp8, but experts in fp4
     if scheme == "mxfp4" and geometry.model_type == "gpt_oss":
         sizes["experts"] *= _MXFP4_EXPERT_PADDING
     return sizes

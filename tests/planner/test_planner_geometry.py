@@ -255,6 +255,12 @@ def test_ignore_lists_leave_parts_wide_but_norms_do_not() -> None:
     }
 
 
+def test_experts_in_fp4_inside_an_fp8_checkpoint_are_counted_as_such() -> None:
+    geometry = _catalogue("deepseek-ai/DeepSeek-V4-Flash")
+    # The reported servers hold the 284 billion parameters on two cards of 95 GiB.
+    assert 65 < weights_of(geometry, quant=None, tp=2, pp=1).per_gpu.value < 80
+
+
 def test_weights_divide_by_tensor_parallelism_and_pipeline_stages() -> None:
     geometry = _catalogue("meta-llama/Meta-Llama-3.1-70B")
     one, two = (weights_of(geometry, quant=None, tp=tp, pp=1).per_gpu.value for tp in (1, 2))

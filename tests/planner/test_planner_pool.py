@@ -9,6 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from gateway.planner import pool as pools
+from gateway.planner.deepseek_v4 import build_v4_pool
 from gateway.planner.kvdtypes import KV_DTYPES, attention_token_bytes
 from gateway.planner.layers import Layer, LayerKind, StateShape, chunked, cross, full, indexer, mla, recurrent, sliding
 from gateway.planner.pool import PoolSettings, build_pool, capacity, largest_window
@@ -168,6 +169,18 @@ def test_logged_tokens_of_a_hybrid_before_0_20_disagree_with_the_concurrency() -
     held = 1019 * pool.block_bytes
     assert capacity(pool, held, 65536, OLD).size_tokens == 199136
     assert capacity(pool, held, 65536, behaviour_of("0.20.0")).size_tokens == 742013
+
+
+def test_deepseek_v4_packs_five_groups_into_one_block() -> None:
+    config = {"num_hidden_layers": 43, "compress_ratios": [0, 0, *[4, 128] * 20, 4], "sliding_window": 128}
+    settings = PoolSettings(kv_dtype="fp8_ds_mla", in_flight_tokens=8192)
+    old = build_v4_pool(config, 1, settings, behaviour_of("0.26.0"))
+    assert len(old.groups) == 5
+    assert old.block_bytes == 22 * 37440 + 21 * 8640 + 20 * 1728
+    assert old.blocks_per_request(912128) == 6537
+    new = build_v4_pool(config, 1, settings, NEW)
+    assert new.block_bytes == 21 * (37440 + 8640) + 20 * 1728
+    assert new.blocks_per_request(912128) == 3563 + 2 * 131 + 2051 + 1041
 
 
 layer_lists = st.lists(
