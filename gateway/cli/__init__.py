@@ -16,6 +16,10 @@ COMMANDS: dict[str, str] = {
     "status": "show backends, windows and KV caches of a running gateway",
     "count": "count the prompt tokens of a request file",
     "config": "check and print the settings",
+    "plan": "what fits on a card: window, concurrency, KV cache and the vllm serve command",
+    "doctor": "say why a vLLM server did not start, or check a running one",
+    "gpus": "show the GPUs here: memory, processes, temperature",
+    "client-config": "print the settings a coding agent needs to know the true window",
 }
 
 
@@ -31,7 +35,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     for name, summary in COMMANDS.items():
         command = subparsers.add_parser(name, help=summary, description=summary[0].upper() + summary[1:] + ".")
         if name == chosen:
-            importlib.import_module(f"gateway.cli.{name}").configure(command)
+            importlib.import_module(f"gateway.cli.{name.replace('-', '_')}").configure(command)
     options = parser.parse_args(arguments)
     try:
         return int(options.run(options))

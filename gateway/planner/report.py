@@ -1,0 +1,154 @@
+"""A plan as text for a person and as JSON with stable keys for a program."""
+
+from __future__ import annotations
+
+from gateway.planner.figures import Figure, Kind, gib_text, tokens_text
+from gateway.planner.flags import compose_service, recommended_window, serve_command
+from gateway.planner.hardware import pitfalls
+from gateway.planner.plan import Plan, layers_text
+
+_KIB = 1024
+
+
+def as_json(plan: Plan) -> dict[str, object]:
+    """The stable shape. Every number the planner computed is ``{value, kind, low, high}``."""
+    geometry = plan.subject.geometry
+    return {
+        "model": geometry.name,
+        "card": plan.card.name,
+        "vllm_version": plan.behaviour.text,
+        "max_model_len": plan.window,
+        "kv_cache_dtype": plan.wish.kv_dtype,
+        "fits": plan.fits,
+        "fits_for_certain": plan.fits and plan.certain,
+        "limited_by": plan.limit,
+        "weights_gib": plan.weights.per_gpu.as_json(),
+        "weights_whole_gib": plan.weights.whole.as_json(),
+        "quantization": plan.weights.quant,
+        "parameters": plan.weights.parameters,
+        "activation_gib": plan.overheads.activation.as_json(),
+        "non_torch_gib": plan.overheads.non_torch.as_json(),
+        "cuda_graphs_gib": plan.overheads.graphs.as_json(),
+        "lora_gib": plan.overheads.lora.as_json(),
+        "gpu_memory_gib": Figure(plan.card.memory_gib, Kind.MEASURED).as_json(),
+        "requested_gib": plan.requested_gib.as_json(),
+        "gpu_memory_utilization": plan.utilization,
+        "kv_bytes_per_token": plan.kv_bytes_per_token.as_json(1),
+        "kv_cache_memory_gib": plan.kv_memory.as_json(),
+        "kv_cache_size_tokens": plan.size_tokens.as_json(0),
+        "num_gpu_blocks": plan.num_blocks.as_json(0),
+        "block_size": plan.pool.block_tokens,
+        "block_bytes": plan.pool.block_bytes,
+        "kv_groups": len(plan.pool.groups),
+        "max_concurrency": plan.max_concurrency.as_json(2),
+        "largest_max_model_len": plan.largest_window.as_json(0),
+        "kv_needed_gib": Figure(plan.needed_gib, plan.kv_bytes_per_token.kind).as_json(),
+        "max_num_batched_tokens": plan.batched_tokens,
+        "max_num_seqs": plan.seqs,
+        "layers": layers_text(geometry.layers),
+        "kv_dtypes": [
+            {
+                "kv_cache_dtype": row.kv_dtype,
+                "runs": row.support.runs,
+                "attention_backend": row.support.backend or None,
+                "note": row.support.note,
+                "kv_bytes_per_token": round(row.kv_bytes_per_token, 1),
+                "kv_cache_size_tokens": row.size_tokens.as_json(0),
+                "max_concurrency": row.max_concurrency.as_json(2),
+                "largest_max_model_len": row.largest_window.as_json(0),
+            }
+            for row in plan.rows
+        ],
+        "warnings": list(plan.warnings),
+        "pitfalls": pitfalls(plan.card, plan.wish.tp, plan.utilization),
+        "recommended_max_model_len": recommended_window(plan),
+        "command": serve_command(plan) or None,
+        "compose": compose_service(plan) or None,
+    }
+
+
+def as_text(plan: Plan, *, compose: bool = False) -> str:
+    """The page printed by ``kvgate plan``."""
+    geometry, extra = plan.subject.geometry, plan.overheads
+    gpus = plan.wish.tp * plan.wish.pp
+    each = " each" if gpus > 1 else ""
+    lines = [
+        f"{geometry.name} on {gpus} x {plan.card.name}, vLLM {plan.behaviour.text}",
+        f"  {plan.weights.parameters / 1e9:.2f} B parameters ({plan.weights.quant}), cached layers: "
+        f"{layers_text(geometry.layers) or 'none'}",
+        "",
+        _budget_line(plan, each),
+        _row("weights", plan.weights.per_gpu),
+        _row("activation peak", extra.activation),
+        _row("outside torch", extra.non_torch),
+        _row("CUDA graphs" + ("" if plan.behaviour.graphs_subtracted else " (not subtracted)"), extra.graphs),
+    ]
+    if extra.lora.value:
+        lines.append(_row("LoRA adapters", extra.lora))
+    lines += [
+        _row("KV cache", plan.kv_memory),
+        "",
+        f"KV cache{each}",
+        f"  {'bytes per token':<26}{_bytes_text(plan.kv_bytes_per_token.value):>14}  {plan.kv_bytes_per_token.kind}",
+        _row("size in tokens", plan.size_tokens, tokens=True),
+        f"  {'concurrency at ' + tokens_text(plan.window):<26}{plan.max_concurrency.value:>13.2f}x  "
+        f"{plan.max_concurrency.kind}{_range(plan.max_concurrency, '{:.2f}')}",
+        _row("largest window", plan.largest_window, tokens=True),
+        f"  {'needed for the window':<26}{gib_text(plan.needed_gib):>14}  {plan.kv_bytes_per_token.kind}",
+        "",
+        _verdict(plan),
+        "",
+        "KV dtypes this card runs",
+        f"  {'dtype':<22}{'bytes/token':>12}{'largest window':>16}{'tokens':>13}{'at window':>11}  set",
+    ]
+    lines += [
+        f"  {row.kv_dtype:<22}{_bytes_text(row.kv_bytes_per_token):>12}{tokens_text(row.largest_window.value):>16}"
+        f"{tokens_text(row.size_tokens.value):>13}{row.max_concurrency.value:>10.2f}x  "
+        f"{row.support.backend or ('not on this card' if not row.support.runs else '')}"
+        f"{' (unproven)' if not row.support.known else ''}"
+        for row in plan.rows
+    ]
+    notes = [*plan.warnings, *pitfalls(plan.card, plan.wish.tp, plan.utilization)]
+    if notes:
+        lines += ["", "Mind", *(f"  - {note}" for note in notes)]
+    lines += ["", "Command", f"  {serve_command(plan) or 'none: nothing fits with these flags'}"]
+    if compose and serve_command(plan):
+        lines += ["", "Compose", *(f"  {line}" for line in compose_service(plan).splitlines())]
+    return "\n".join(lines)
+
+
+def _budget_line(plan: Plan, each: str) -> str:
+    if plan.wish.kv_memory_gib is not None:
+        return f"Memory{each} (KV budget given; the rest is what such a model usually takes)"
+    memory, requested = gib_text(plan.card.memory_gib), gib_text(plan.requested_gib.value)
+    return f"Memory{each} (GPU {memory} x {plan.utilization:g} = {requested})"
+
+
+def _verdict(plan: Plan) -> str:
+    window = tokens_text(plan.window)
+    if plan.fits and plan.certain:
+        return f"Fits: a window of {window} starts. Limited by {plan.limit}."
+    if plan.fits:
+        return f"Probably fits: {window} is inside the estimate but not at its low end. Limited by {plan.limit}."
+    if plan.certain:
+        advice = f"the largest window is about {tokens_text(plan.largest_window.value)}"
+        if plan.largest_window.value < 1:
+            advice = "no window fits: use a smaller quantisation, more GPUs (--tp) or a larger card"
+        return f"Does not fit: {plan.limit}; {advice}."
+    return f"Probably does not fit: {plan.limit}; the estimate's high end would. Test, or take a smaller window."
+
+
+def _row(label: str, figure: Figure, *, tokens: bool = False) -> str:
+    value = tokens_text(figure.value) if tokens else gib_text(figure.value)
+    form = "{:,.0f}" if tokens else "{:.2f}"
+    return f"  {label:<26}{value:>14}  {figure.kind}{_range(figure, form)}"
+
+
+def _range(figure: Figure, form: str) -> str:
+    if figure.lowest == figure.highest:
+        return ""
+    return f" {form.format(figure.lowest)} .. {form.format(figure.highest)}"
+
+
+def _bytes_text(nbytes: float) -> str:
+    return f"{nbytes / _KIB:.1f} KiB" if nbytes < 1 << 20 else f"{nbytes / (1 << 20):.2f} MiB"

@@ -1,0 +1,117 @@
+"""MODEL on the command line: a config.json, a model folder, a catalogue name, or a hub id when the network is there."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from gateway.planner import catalogue
+from gateway.planner.errors import ModelNotFound, PlannerError
+from gateway.planner.geometry import ModelGeometry, read_geometry
+from gateway.planner.plan import Subject
+from gateway.planner.speculation import Speculation
+from gateway.planner.weights import safetensors_bytes
+
+
+def load_subject(model: str, *, offline: bool = False) -> Subject:
+    """What is known of ``model``. Raises ModelNotFound, GeometryMissing or PlannerError, each in one clear sentence."""
+    path = Path(model).expanduser()
+    if path.is_dir():
+        return _from_folder(path)
+    if path.is_file():
+        return Subject(read_geometry(read_config(path), path.parent.name or path.name))
+    entry = catalogue.find(model)
+    if entry is not None:
+        geometry = read_geometry(entry.as_config(), model if "/" in model else entry.name)
+        return Subject(
+            geometry,
+            parameters=entry.parameters,
+            vision_parameters=entry.vision_parameters,
+            quant_from_name=catalogue.suffix_quant(model),
+        )
+    if "/" in model and not offline:
+        return _from_hub(model)
+    near = ", ".join(catalogue.nearest(model))
+    raise ModelNotFound(
+        f"{model!r} is no file or folder here and not in the catalogue{f' (near: {near})' if near else ''}. "
+        "Give a config.json, a model folder, or owner/name of a hub model while online."
+    )
+
+
+def with_draft(subject: Subject, speculation: Speculation | None, *, offline: bool = False) -> Subject:
+    """``subject`` with the geometry of the draft model a speculation names."""
+    if speculation is None or not speculation.draft or speculation.method.startswith("eagle"):
+        return subject
+    from dataclasses import replace
+
+    return replace(subject, draft=load_subject(speculation.draft, offline=offline).geometry)
+
+
+def read_config(path: Path) -> Mapping[str, Any]:
+    """The JSON object in ``path``. Raises PlannerError when it is something else."""
+    try:
+        parsed = json.loads(path.read_text(encoding="utf-8-sig"))
+    except (OSError, UnicodeDecodeError, ValueError) as error:
+        raise PlannerError(f"{path} is not readable JSON: {error}.") from error
+    if not isinstance(parsed, dict):
+        raise PlannerError(f"{path} holds a JSON {type(parsed).__name__}, not a model config object.")
+    return parsed
+
+
+def _from_folder(folder: Path) -> Subject:
+    config = folder / "config.json"
+    if not config.is_file():
+        params = folder / "params.json"
+        hint = (
+            " (params.json alone is Mistral's own format: convert it or use the catalogue)" if params.is_file() else ""
+        )
+        raise ModelNotFound(f"{folder} has no config.json{hint}.")
+    raw = dict(read_config(config))
+    quant = folder / "hf_quant_config.json"
+    if quant.is_file() and "quantization_config" not in raw:
+        raw["quantization_config"] = read_config(quant)
+    geometry = read_geometry(raw, folder.resolve().name)
+    shards = sorted(folder.glob("*.safetensors"))
+    whole = [shard for shard in shards if not shard.name.startswith("consolidated")] or shards
+    index = folder / "model.safetensors.index.json"
+    if index.is_file():
+        named = set((read_config(index).get("weight_map") or {}).values())
+        missing = sorted(named - {shard.name for shard in whole})
+        if missing:
+            return Subject(geometry, exact_bytes=_index_total(read_config(index)))
+        whole = [shard for shard in whole if shard.name in named] or whole
+    return Subject(geometry, exact_bytes=safetensors_bytes(whole) if whole else None)
+
+
+def _from_hub(model: str) -> Subject:
+    """Config and safetensors index from the hub (or its local cache)."""
+    try:
+        from huggingface_hub import hf_hub_download
+        from huggingface_hub.errors import EntryNotFoundError
+    except ImportError as error:
+        raise ModelNotFound(f"{model!r} is not in the catalogue, and huggingface_hub is not installed.") from error
+    try:
+        config = read_config(Path(hf_hub_download(model, "config.json")))
+    except Exception as error:
+        near = ", ".join(catalogue.nearest(model))
+        raise ModelNotFound(
+            f"{model!r} is not in the catalogue{f' (near: {near})' if near else ''} and its config.json could not be "
+            f"fetched ({type(error).__name__}). Download config.json and give its path."
+        ) from error
+    total: int | None = None
+    try:
+        total = _index_total(read_config(Path(hf_hub_download(model, "model.safetensors.index.json"))))
+    except EntryNotFoundError:
+        total = None
+    except Exception:
+        total = None
+    geometry: ModelGeometry = read_geometry(config, model)
+    return Subject(geometry, exact_bytes=total, quant_from_name=catalogue.suffix_quant(model))
+
+
+def _index_total(index: Mapping[str, Any]) -> int | None:
+    metadata = index.get("metadata")
+    total = metadata.get("total_size") if isinstance(metadata, Mapping) else None
+    return int(total) if isinstance(total, int | float) else None
