@@ -182,7 +182,8 @@ class BackendView:
     ``kv`` is ``None`` while the KV cache is unknown (no metrics); then placement goes by requests in flight.
     ``running``/``waiting`` are vLLM's own gauges, ``None`` when unseen; ``in_flight`` are our requests there, and
     ``pending_prompt_tokens`` the prompts of those that have not begun to answer. ``accepting`` is false while nothing
-    may be sent for a moment (a recovering backend is being tried), ``trial`` says one request may go there to try it, ``draining`` that an operator wants no more there.
+    may be sent for a moment, ``trial`` says that one request may go there to try a recovering backend, ``draining``
+    that an operator wants no more there.
     """
 
     name: str
