@@ -130,5 +130,5 @@ async def watching(
 async def eventually(condition: Callable[[], bool], timeout_s: float = 5.0) -> None:
     """Wait until ``condition`` holds; fail when the time is up."""
     async with asyncio.timeout(timeout_s):
-        while not condition():
+        while not condition():  # noqa: ASYNC110
             await asyncio.sleep(0.005)

@@ -69,7 +69,8 @@ def test_data_parallel_engines_are_summed_but_their_block_count_is_a_sum_already
     text = "".join(
         f'vllm:kv_cache_usage_perc{{engine="{rank}"}} 0.{rank + 1}\n'
         f'vllm:num_requests_running{{engine="{rank}"}} {rank}.0\n'
-        f'vllm:cache_config_info{{block_size="16",engine="{rank}",num_gpu_blocks="4000",kv_cache_size_tokens="16000"}} 1\n'
+        f'vllm:cache_config_info{{block_size="16",engine="{rank}",num_gpu_blocks="4000",'
+        f'kv_cache_size_tokens="16000"}} 1\n'
         for rank in range(4)
     )
     reading = parse(text.encode())

@@ -1,0 +1,138 @@
+"""``kvgate status``: what it prints, in how many columns, and how it fails."""
+
+from __future__ import annotations
+
+import http.server
+import json
+import threading
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+
+from gateway.cli import main
+from gateway.cli.status import table
+
+KV = {
+    "engines": 1,
+    "block_size_tokens": 16,
+    "capacity_tokens": 1_234_567,
+    "used_tokens": 617_283,
+    "usage_ratio": 0.5,
+    "stale": False,
+}
+BACKEND = {
+    "name": "gpu-large-0.cluster.example.org:8000",
+    "health": "up",
+    "breaker": "closed",
+    "draining": False,
+    "error": None,
+    "version": "0.32.0",
+    "models": [{"id": "Qwen/Qwen3-Coder-30B-A3B-Instruct-FP8-and-a-longer-name", "window_tokens": 131072}],
+    "in_flight": 12,
+    "running": 14,
+    "waiting": 0,
+    "kv": KV,
+    "age_s": 0.42,
+}
+DOCUMENT = {"backends": [BACKEND], "models": [], "waiting_requests": 3, "waiting_bytes": 81234, "oldest_wait_s": 1.6}
+
+
+@pytest.fixture
+def gateway() -> Iterator[tuple[str, dict[str, Any]]]:
+    """A server that answers /kvgate/status with ``state["body"]`` and ``state["status"]``."""
+    state: dict[str, Any] = {"body": json.dumps(DOCUMENT).encode(), "status": 200, "keys": []}
+
+    class Handler(http.server.BaseHTTPRequestHandler):
+        def do_GET(self) -> None:
+            state["keys"].append(self.headers.get("authorization"))
+            self.send_response(state["status"] if self.path == "/kvgate/status" else 404)
+            self.send_header("content-length", str(len(state["body"])))
+            self.end_headers()
+            self.wfile.write(state["body"])
+
+        def log_message(self, *_: Any) -> None:
+            """Quiet."""
+
+    server = http.server.ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+    thread = threading.Thread(target=server.serve_forever, args=(0.01,), daemon=True)
+    thread.start()
+    yield f"http://127.0.0.1:{server.server_port}", state
+    server.shutdown()
+    thread.join()
+    server.server_close()
+
+
+def test_it_prints_everything_in_sixty_columns(
+    gateway: tuple[str, dict[str, Any]], capsys: pytest.CaptureFixture[str]
+) -> None:
+    url, _ = gateway
+    assert main(["status", "--url", url + "/v1/"]) == 0
+    output = capsys.readouterr().out
+    assert max(map(len, output.splitlines())) <= 60
+    for part in ("gpu-large-0", "up  vLLM 0.32.0", "131,072", "617,283 / 1,234,567 tokens  50%", "in flight 12"):
+        assert part in output
+    assert "queue  3 waiting, longest 2 s, 81,234 bytes" in output
+    assert "seen 0.4 s ago" in output
+
+
+def test_what_is_unknown_is_not_shown_as_zero() -> None:
+    backend = {
+        "name": "a",
+        "health": "down",
+        "breaker": "half_open",
+        "draining": True,
+        "error": "cannot connect: x" * 9,
+    }
+    text = table({"backends": [backend]})
+    assert "down, draining, breaker half open" in text
+    assert "KV cache" in text
+    assert "unknown" in text
+    assert "running ?" in text
+    assert "seen never" in text
+    assert max(map(len, text.splitlines())) <= 60
+
+
+def test_old_numbers_say_so() -> None:
+    text = table({"backends": [BACKEND | {"kv": KV | {"stale": True}, "age_s": 300}]})
+    assert "50% (old)" in text
+    assert "5 min ago" in text
+
+
+def test_json_is_the_document(gateway: tuple[str, dict[str, Any]], capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["status", "--url", gateway[0], "--json"]) == 0
+    assert json.loads(capsys.readouterr().out) == DOCUMENT
+
+
+def test_no_backend_up_shows_in_the_exit_status(gateway: tuple[str, dict[str, Any]]) -> None:
+    url, state = gateway
+    state["body"] = json.dumps({"backends": []}).encode()
+    assert main(["status", "--url", url]) == 3
+
+
+def test_the_key_is_sent_and_a_missing_one_explained(
+    gateway: tuple[str, dict[str, Any]], capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    url, state = gateway
+    monkeypatch.delenv("OPENAI_API_KEY", raising=False)
+    assert main(["status", "--url", url, "--api-key", "k"]) == 0
+    state["status"] = 401
+    assert main(["status", "--url", url]) == 1
+    assert state["keys"] == ["Bearer k", None]
+    assert "--api-key" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("body", [b"<html>", b"[]", b"{}", b'{"backends": 3}', b"\xff"])
+def test_something_else_is_not_taken_for_a_gateway(
+    gateway: tuple[str, dict[str, Any]], capsys: pytest.CaptureFixture[str], body: bytes
+) -> None:
+    url, state = gateway
+    state["body"] = body
+    assert main(["status", "--url", url]) == 1
+    assert "not a kvgate" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("url", ["127.0.0.1:1", "http://127.0.0.1:99999", "ftp://x"])
+def test_a_gateway_that_is_not_there_is_said_to_be_out_of_reach(url: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["status", "--url", url]) == 1
+    assert "cannot reach" in capsys.readouterr().err
