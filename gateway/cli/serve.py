@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import argparse
+import logging
+import os
 import signal
 import socket
 import sys
+import threading
 
 from gateway.cli import settings as flags
 
@@ -65,4 +68,10 @@ def run(options: argparse.Namespace) -> int:
         signal.signal(number, lambda *_: None)
     with listener:
         server.run(sockets=[listener])
-    return 0 if server.started else 1
+    status = 0 if server.started else 1
+    if any(thread.daemon for thread in threading.enumerate()):
+        # A tokenizer is still being loaded, in native code: to end the interpreter under it would abort the process.
+        logging.shutdown()
+        sys.stderr.flush()
+        os._exit(status)
+    return status
