@@ -85,7 +85,9 @@ class App:
         """Serve one HTTP request, or the server's life span."""
         if scope["type"] == "http":
             path = scope["path"] = normalise(scope["path"])
-            if not self._is_own(path) and path.startswith(RELAYED_PREFIXES):
+            # A dot segment would be resolved on the way and reach what is not relayed (/reset_prefix_cache, /metrics).
+            dotted = not {".", ".."}.isdisjoint(path.replace("\\", "/").split("/"))
+            if not dotted and not self._is_own(path) and path.startswith(RELAYED_PREFIXES):
                 await self.serving.handle(scope, receive, send, dialect_of(path))
                 return
         await self._own(scope, receive, send)

@@ -10,6 +10,7 @@ import time
 import uuid
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from urllib.parse import quote
 
 from gateway.access.keys import Keys
 from gateway.api import chat, completions, generic
@@ -54,6 +55,10 @@ READ_WHOLE_BYTES = 16 << 20
 RETRY_STATUSES = frozenset({502, 503, 504})
 
 
+# Characters that stand for themselves in a path (RFC 3986, pchar); "%", "?" and "#" of a decoded path do not.
+UNQUOTED = "/:@!$&'()*+,;="
+
+
 @dataclass(slots=True)
 class Trace:
     """What one request has become so far, for headers, metrics and the log. Times are ``time.monotonic``'s: the clock
@@ -95,8 +100,7 @@ class Serving:
 
     async def handle(self, scope: Scope, receive: Receive, send: Send, dialect: Dialect) -> None:
         """Serve one HTTP request of ``dialect`` from its first to its last byte."""
-        request_id = header(scope, b"x-request-id") or uuid.uuid4().hex
-        trace = Trace(request_id[:128], dialect, time.monotonic())
+        trace = Trace(request_id_of(scope), dialect, time.monotonic())
         client = Client(receive, send)
         try:
             if scope["method"] != "OPTIONS":  # a browser's preflight shows no key; vLLM asks it for none, either
@@ -207,7 +211,7 @@ class Serving:
         query = scope["query_string"].decode("latin-1")
         return await self._upstream.open(
             scope["method"],
-            lease.backend.url + ask.path + (f"?{query}" if query else ""),
+            lease.backend.url + quote(ask.path, safe=UNQUOTED) + (f"?{query}" if query else ""),
             self._forwarded(scope, lease, trace),
             upstream_body(ask, lease.offer) if ask.body else None,
             relay.first_byte_timeout_s if ask.stream else relay.answer_timeout_s,
@@ -244,7 +248,7 @@ class Serving:
         self, response: UpstreamResponse, client: Client, trace: Trace, headers: list[tuple[str, str]]
     ) -> None:
         """A whole answer: read to its end, so that until then another backend can take over, and its usage checked."""
-        body = await response.read(READ_WHOLE_BYTES)
+        body = await response.read(READ_WHOLE_BYTES, self._settings.relay.idle_timeout_s)
         progress = trace.progress
         progress.first_byte_s = time.monotonic()
         try:
@@ -259,7 +263,7 @@ class Serving:
         self, ask: Ask, lease: Lease, response: UpstreamResponse, client: Client, trace: Trace
     ) -> None:
         """A backend's own refusal keeps its meaning; one that clients could misread is worded anew."""
-        body = await response.read(READ_WHOLE_BYTES)
+        body = await response.read(READ_WHOLE_BYTES, self._settings.relay.idle_timeout_s)
         response.release()
         status, headers, body = client_error(
             response.status, body, ask.dialect, trace.request_id, lease.offer.window_tokens
@@ -270,7 +274,9 @@ class Serving:
 
     async def _give_up_on(self, response: UpstreamResponse) -> None:
         """Another backend may do better: raise what this one said."""
-        said = read_error(response.status, await response.read(READ_WHOLE_BYTES)).message
+        said = read_error(
+            response.status, await response.read(READ_WHOLE_BYTES, self._settings.relay.idle_timeout_s)
+        ).message
         response.release()
         if response.status == 503:
             raise BackendBusy(said)
@@ -279,7 +285,7 @@ class Serving:
     def _forwarded(self, scope: Scope, lease: Lease, trace: Trace) -> dict[str, str]:
         """The client's headers as the backend gets them, with the backend's own credentials."""
         headers = {
-            name: value.decode("latin-1")
+            name: _text(value)
             for name, value in ((raw.decode("latin-1"), value) for raw, value in scope["headers"])
             if name not in NOT_FORWARDED and not name.startswith("x-kvgate-")
         }
@@ -346,6 +352,23 @@ class Serving:
         if trace.progress.first_byte_s is not None:
             metrics.first_token.labels(trace.model).observe(trace.progress.first_byte_s - trace.arrived_s)
         log.debug("request %s to %s: %s", trace.request_id, trace.model, trace.outcome)
+
+
+def request_id_of(scope: Scope) -> str:
+    """The client's ``x-request-id`` if it is printable ASCII, cut to 128 characters; else a new one.
+
+    Anything else would come back garbled: backends put it into their answers' ids.
+    """
+    given = (header(scope, b"x-request-id") or "")[:128]
+    return given if given and given.isascii() and given.isprintable() else uuid.uuid4().hex
+
+
+def _text(value: bytes) -> str:
+    """A header's value such that aiohttp, which writes UTF-8, sends the same bytes again if they are UTF-8."""
+    try:
+        return value.decode()
+    except UnicodeDecodeError:
+        return value.decode("latin-1")
 
 
 def _counted(count: Count) -> list[tuple[str, str]]:

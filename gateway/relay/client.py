@@ -100,13 +100,16 @@ class Client:
         await self.start(status, [*headers, ("content-length", str(len(body)))])
         await self.end(body)
 
+    def drop(self) -> None:
+        """Treat the client as gone: it has not read for too long."""
+        if not self._ended and self._task is not None and not self._gone:
+            self._gone = True
+            self._task.cancel()
+
     async def _watch(self) -> None:
         while (await self._receive())["type"] != "http.disconnect":
             pass
-        if not self._ended:
-            assert self._task is not None
-            self._gone = True
-            self._task.cancel()
+        self.drop()
 
 
 def _too_large(limit_bytes: int) -> BodyTooLarge:

@@ -66,7 +66,8 @@ class Watchdog:
     """Keeps a silent stream alive for the client, and cuts off a backend that is silent for too long.
 
     One timer an exchange, re-armed only when it fires: relaying a chunk costs no timer. ``touch`` marks life;
-    ``streaming`` allows comments to the client.
+    ``streaming`` allows comments to the client. While ``writing`` it is the client that keeps us waiting: if it reads
+    nothing for as long, it is dropped, and the backend is not blamed.
     """
 
     __slots__ = (
@@ -79,6 +80,7 @@ class Watchdog:
         "_response",
         "_settings",
         "streaming",
+        "writing",
     )
 
     def __init__(
@@ -92,12 +94,18 @@ class Watchdog:
         self._last_s = self._loop.time()
         self._comment: asyncio.Task[None] | None = None
         self.streaming = False
+        self.writing = False
         self._handle = self._loop.call_later(self._pause(), self._tick)
 
     def touch(self) -> None:
         """The backend sent something."""
         self._last_s = self._loop.time()
         self._limit_s = self._settings.idle_timeout_s
+
+    def wrote(self) -> None:
+        """The client took what it was sent; from now on it is the backend again that is waited for."""
+        self.writing = False
+        self._last_s = self._loop.time()
 
     def stop(self) -> None:
         """No more comments, no more cutting off."""
@@ -111,10 +119,14 @@ class Watchdog:
     def _tick(self) -> None:
         silent_s = self._loop.time() - self._last_s
         if silent_s >= self._limit_s:
-            self._response.expire()
+            if self.writing:
+                self._client.drop()
+            else:
+                self._response.expire()
             return
         if (
             self.streaming
+            and not self.writing
             and silent_s >= self._settings.keepalive_s
             and (self._comment is None or self._comment.done())
         ):
@@ -157,7 +169,9 @@ async def relay_events(
             out = events.feed(data)
             holder.grow(events.take_new())
             if out:
+                watchdog.writing = True
                 await client.body(out)
+                watchdog.wrote()
             data = await response.chunk()
         rest = events.close()
         if not events.finished:
@@ -194,7 +208,9 @@ async def relay_bytes(
         await client.start(response.status, [*headers, *((("content-length", length),) if length else ())])
         while data:
             watchdog.touch()
+            watchdog.writing = True
             await client.body(data)
+            watchdog.wrote()
             data = await response.chunk()
         response.release()
         await client.end()

@@ -9,9 +9,10 @@ import asyncio
 import ssl
 from collections.abc import Mapping
 from types import TracebackType
-from typing import Self
+from typing import Any, Self
 
 import aiohttp
+from yarl import URL
 
 from gateway.config import RelaySettings
 from gateway.exceptions import BackendFailed, BackendTimeout
@@ -21,6 +22,11 @@ from gateway.exceptions import BackendFailed, BackendTimeout
 KEEPALIVE_S = 4.0
 
 READ_BUFFER_BYTES = 1 << 18
+
+# A kept connection may be closed by the backend in the moment a request is written into it (nginx does so after
+# keepalive_requests). That says nothing of the backend, so the request goes out again, on another connection.
+TRIES = 3
+_CLOSED = (aiohttp.ServerDisconnectedError, aiohttp.ClientOSError, aiohttp.ClientConnectionResetError)
 
 
 class UpstreamResponse:
@@ -44,17 +50,27 @@ class UpstreamResponse:
         except (aiohttp.ClientError, OSError, ValueError) as error:
             raise self._failure(error) from error
 
-    async def read(self, limit_bytes: int) -> bytes:
-        """The whole body. Raises as ``chunk``, and ``BackendFailed`` beyond ``limit_bytes``."""
+    async def read(self, limit_bytes: int, idle_s: float) -> bytes:
+        """The whole body. Raises as ``chunk``, ``BackendTimeout`` after a silence of ``idle_s`` and ``BackendFailed``
+        beyond ``limit_bytes``.
+        """
         parts: list[bytes] = []
         size = 0
-        while part := await self.chunk():
+        while part := await self._chunk_within(idle_s):
             parts.append(part)
             size += len(part)
             if size > limit_bytes:
                 self.close()
                 raise BackendFailed(f"The backend's answer is larger than {limit_bytes} bytes.")
         return b"".join(parts)
+
+    async def _chunk_within(self, idle_s: float) -> bytes:
+        try:
+            async with asyncio.timeout(idle_s):
+                return await self.chunk()
+        except TimeoutError as error:
+            self.expire()
+            raise self._failure(error) from None
 
     def expire(self) -> None:
         """Cut the exchange off because the backend was silent for too long."""
@@ -84,8 +100,11 @@ class Upstream:
 
     async def __aenter__(self) -> Self:
         connector = aiohttp.TCPConnector(limit=0, keepalive_timeout=KEEPALIVE_S, ttl_dns_cache=60)
+        tracing = aiohttp.TraceConfig()
+        tracing.on_connection_reuseconn.append(_note_reuse)
         self._session = aiohttp.ClientSession(
             connector=connector,
+            trace_configs=[tracing],
             auto_decompress=False,
             cookie_jar=aiohttp.DummyCookieJar(),
             timeout=aiohttp.ClientTimeout(total=None, sock_connect=self._settings.connect_timeout_s),
@@ -105,7 +124,7 @@ class Upstream:
     async def open(
         self, method: str, url: str, headers: Mapping[str, str], body: bytes | None, timeout_s: float
     ) -> UpstreamResponse:
-        """Send a request and return when the status line and headers are there.
+        """Send a request and return when the status line and headers are there. ``url`` is sent as it stands.
 
         Raises ``BackendTimeout`` when that takes longer than ``timeout_s`` and ``BackendFailed`` when the backend
         cannot be reached, hangs up or does not speak HTTP.
@@ -113,9 +132,7 @@ class Upstream:
         assert self._session is not None, "Upstream is used outside its context"
         try:
             async with asyncio.timeout(timeout_s):
-                response = await self._session.request(
-                    method, url, headers=headers, data=body, allow_redirects=False, raise_for_status=False
-                )
+                response = await self._request(self._session, method, URL(url, encoded=True), headers, body)
         except TimeoutError as error:
             if isinstance(error, aiohttp.ServerTimeoutError):
                 raise BackendFailed("The backend cannot be reached: connecting took too long.") from error
@@ -123,6 +140,30 @@ class Upstream:
         except (aiohttp.ClientError, OSError, ssl.SSLError, ValueError) as error:
             raise BackendFailed(f"The backend cannot be reached or hung up ({_gist(error)}).") from error
         return UpstreamResponse(response)
+
+    async def _request(
+        self, session: aiohttp.ClientSession, method: str, url: URL, headers: Mapping[str, str], body: bytes | None
+    ) -> aiohttp.ClientResponse:
+        for left in reversed(range(TRIES)):
+            reused: list[bool] = []
+            try:
+                return await session.request(
+                    method,
+                    url,
+                    headers=headers,
+                    data=body,
+                    allow_redirects=False,
+                    raise_for_status=False,
+                    trace_request_ctx=reused,
+                )
+            except _CLOSED:
+                if not reused or not left:
+                    raise
+        raise AssertionError("the last try returns or raises")
+
+
+async def _note_reuse(_: aiohttp.ClientSession, context: Any, __: aiohttp.TraceConnectionReuseconnParams) -> None:
+    context.trace_request_ctx.append(True)
 
 
 def _gist(error: Exception) -> str:
