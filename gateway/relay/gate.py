@@ -140,6 +140,9 @@ class Gate:
         try:
             self._decide(now_s)
         except BaseException:
+            # It may have been placed before the decision on another request failed.
+            if entry.lease is not None:
+                entry.lease.release()
             self._leave(entry)
             raise
         if not entry.settled:

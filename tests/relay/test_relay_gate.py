@@ -19,7 +19,8 @@ from gateway.fleet.capacity import KvCapacity
 from gateway.fleet.fleet import Backend
 from gateway.fleet.ledger import Ledger
 from gateway.relay.gate import Gate, Lease
-from gateway.types import BackendView, Health, Need, Offer
+from gateway.routing.assign import assign
+from gateway.types import BackendView, Decision, Health, Need, Offer
 
 BLOCKS = 100  # of 16 tokens; a request of FULL tokens fills them all
 FULL = BLOCKS * 16
@@ -329,6 +330,36 @@ async def test_a_failure_inside_a_decision_leaves_nothing_behind(monkeypatch: py
         patch.setattr(places, "views", broken)
         with pytest.raises(RuntimeError, match="broken"):
             await enter(gate)
+    assert_clean(gate, places)
+
+
+async def test_a_request_placed_before_a_decision_on_another_fails_gives_its_place_back(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """``b`` vanishes from the fleet after the views were taken: the arrival on ``a`` has its place by then."""
+    gate, places = gate_of("a", "b")
+    holder = await enter(gate, "b")
+    behind = asyncio.create_task(enter(gate, "b"))
+    await turns()
+
+    def late_first(queue: Any, *rest: Any) -> list[Decision]:
+        placed = assign(queue, *rest)
+        return sorted(placed, key=lambda decision: -decision.sequence)
+
+    def without_b(name: str) -> Backend:
+        if name == "b":
+            raise KeyError(name)
+        return Backend(name, f"http://{name}", None, None, 0.0)
+
+    places.at["b"].ledger.release(places.keys)  # there is room on b, and nobody has told the gate
+    with monkeypatch.context() as patch:
+        patch.setattr("gateway.relay.gate.assign", late_first)
+        patch.setattr(places, "backend", without_b)
+        with pytest.raises(KeyError):
+            await enter(gate, "a")
+    assert places.at["a"].ledger.in_flight == 0
+    holder.release()
+    (await behind).release()
     assert_clean(gate, places)
 
 
