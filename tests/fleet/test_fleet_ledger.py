@@ -291,6 +291,26 @@ class SteadyForeign(RuleBasedStateMachine):
     def give_up(self) -> None:
         self.scraping = False
 
+    @rule(foreign=st.integers(0, 500), engine_blocks=st.integers(500, 2000))
+    def restart(self, foreign: int, engine_blocks: int) -> None:
+        """Another process with another capacity: all that ran has failed, and a scrape shows who else is there."""
+        capacity = KvCapacity(engines=1, engine_blocks=engine_blocks, block_size_tokens=16)
+        if capacity != self.book.capacity:
+            self.book.set_capacity(capacity)
+            assert self.book.foreign_blocks == self.book.shared_blocks == 0
+            assert self.book.view(0.0) is None
+            self.requests_end()
+            self.foreign = foreign
+            scrape(self.book, foreign)
+            self.scraping = False
+
+    def requests_end(self) -> None:
+        """What ran in the process that is gone has failed; each is released."""
+        for key in list(self.requests):
+            del self.requests[key]
+            self.book.release(key)
+        assert (self.book.used_blocks, self.book.reserved_blocks, self.book.pending_prompt_tokens) == (0, 0, 0)
+
     @invariant()
     def foreign_use_is_right_and_every_block_of_ours_is_counted_once(self) -> None:
         if not hasattr(self, "book"):
