@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import importlib
+import os
 import sys
 from collections.abc import Sequence
 
@@ -38,6 +39,12 @@ def main(argv: Sequence[str] | None = None) -> int:
             importlib.import_module(f"gateway.cli.{name.replace('-', '_')}").configure(command)
     options = parser.parse_args(arguments)
     try:
-        return int(options.run(options))
+        status = int(options.run(options))
+        sys.stdout.flush()
+        return status
+    except BrokenPipeError:
+        # Who reads the output has had enough (``| head``). Python flushes once more at exit and must not fail then.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 1
     except KeyboardInterrupt:
         return 130

@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import http.server
 import json
+import os
+import subprocess
+import sys
 import threading
 from collections.abc import Iterator
 from typing import Any
@@ -136,3 +139,14 @@ def test_something_else_is_not_taken_for_a_gateway(
 def test_a_gateway_that_is_not_there_is_said_to_be_out_of_reach(url: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["status", "--url", url]) == 1
     assert "cannot reach" in capsys.readouterr().err
+
+
+def test_a_reader_that_has_had_enough_is_no_crash(gateway: tuple[str, dict[str, Any]]) -> None:
+    reading, writing = os.pipe()
+    os.close(reading)
+    try:
+        command = [sys.executable, "-m", "gateway", "status", "--url", gateway[0], "--json"]
+        ended = subprocess.run(command, stdout=writing, stderr=subprocess.PIPE, timeout=30, check=False)
+    finally:
+        os.close(writing)
+    assert (ended.returncode, ended.stderr) == (1, b"")
