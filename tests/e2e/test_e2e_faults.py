@@ -37,7 +37,9 @@ def servers() -> Iterator[tuple[KvgateProcess, KvgateProcess]]:
 def scene(servers: tuple[KvgateProcess, KvgateProcess]) -> Iterator[Scene]:
     """A new gateway each time, so that no breaker is left open by the test before."""
     first, second = servers
-    with serving([first.url, second.url], MODEL, {"RELAY__IDLE_TIMEOUT_S": "1"}) as gateway:
+    with serving(
+        [first.url, second.url], MODEL, {"RELAY__IDLE_TIMEOUT_S": "1", "RELAY__KEEPALIVE_S": "0.5"}
+    ) as gateway:
         yield Scene(gateway, first, second)
         for server in servers:
             break_it(server, None)
