@@ -9,7 +9,7 @@ PORT   ?= 8080
 ARGS   ?=
 
 .DEFAULT_GOAL := help
-.PHONY: help setup run run-vllm test test-vllm lint format lock clean
+.PHONY: help setup run run-vllm test test-vllm test-deploy lint format lock clean
 
 help: ## list the targets
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## /  \1|/' | column -t -s '|'
@@ -47,6 +47,11 @@ test: setup lint ## lint, types and every test that needs no vLLM
 test-vllm: setup .venv-vllm/.ready ## the end-to-end suite against real vLLM servers on CPU
 	@echo "kvgate: starting two vLLM servers and running the end-to-end suite against them ..."
 	@$(BIN)/python -m pytest -m vllm $(ARGS)
+
+test-deploy: setup ## a real Prometheus scrapes the gateway and answers every query of the dashboard
+	@command -v prometheus >/dev/null || { echo "kvgate: needs the prometheus program on the PATH (Debian: apt-get install prometheus)"; exit 1; }
+	@echo "kvgate: starting Prometheus, two simulated backends and the gateway ..."
+	@$(BIN)/python -m pytest -m prometheus $(ARGS)
 
 lint: setup ## ruff and mypy --strict
 	@$(BIN)/ruff check .

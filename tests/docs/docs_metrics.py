@@ -1,0 +1,59 @@
+"""Every metric of the code with its labels: the registry's, and the gauges of a fleet and a queue of which all is known."""
+
+from __future__ import annotations
+
+from gateway.fleet.backend import BackendRecord, KvRecord, ModelRecord
+from gateway.fleet.breaker import BreakerState
+from gateway.observe.gauges import fleet_gauges, queue_gauges
+from gateway.observe.metrics import Metrics
+from gateway.types import Health
+
+RECORD = BackendRecord(
+    name="one",
+    url="http://127.0.0.1:1",
+    health=Health.UP,
+    breaker=BreakerState.CLOSED,
+    draining=False,
+    error=None,
+    version="0.32.0",
+    models=(ModelRecord("m", None, None, 100, 100),),
+    in_flight=1,
+    running=1,
+    waiting=0,
+    kv=KvRecord(
+        engines=1,
+        block_size_tokens=16,
+        capacity_blocks=10,
+        used_blocks=4,
+        reserved_blocks=5,
+        free_blocks=6,
+        foreign_blocks=1,
+        shared_blocks=0,
+        capacity_tokens=160,
+        used_tokens=64,
+        reserved_tokens=80,
+        free_tokens=96,
+        usage_ratio=0.4,
+        virtual=False,
+        stale=False,
+    ),
+    age_s=0.5,
+    restarts=0,
+    scrapes=1,
+    scrape_failures=0,
+)
+
+
+def metrics_of_the_code() -> dict[str, tuple[str, tuple[str, ...]]]:
+    """Name → (``counter``, ``histogram`` or ``gauge``; labels). Counters with their ``_total``."""
+    found: dict[str, tuple[str, tuple[str, ...]]] = {}
+    metrics = Metrics()
+    for metric in (value for value in vars(metrics).values() if hasattr(value, "describe")):
+        for family in metric.describe():
+            if family.type != "unknown":
+                name = f"{family.name}_total" if family.type == "counter" else family.name
+                found[name] = (family.type, tuple(getattr(metric, "_labelnames", ())))
+    for gauge in [*fleet_gauges([RECORD]), *queue_gauges({"waiting_requests": 0, "waiting_bytes": 0})]:
+        found[f"kvgate_{gauge.name}"] = ("gauge", tuple(name for name, _ in gauge.labels))
+    found["kvgate_build_info"] = ("gauge", ("version",))
+    return found
