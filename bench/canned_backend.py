@@ -11,9 +11,10 @@ from __future__ import annotations
 import argparse
 import asyncio
 import json
+import re
 import sys
 from collections.abc import Callable
-from typing import Any
+from typing import Any, cast
 
 MODEL = "canned"
 WINDOW_TOKENS = 131072
@@ -21,6 +22,7 @@ VERSION = "0.32.0"
 BLOCK_SIZE_TOKENS = 16
 BLOCKS = 4_000_000
 MARK = b"kvbench;"
+_USAGE_ASKED = re.compile(rb'"include_usage":\s*true')
 
 _EVENT_HEAD = b'data: {"id":"chatcmpl-canned","object":"chat.completion.chunk","created":1767225600,"model":"canned",'
 FIRST_EVENT = (
@@ -129,8 +131,7 @@ class Connection(asyncio.Protocol):
         self._busy = False
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        assert isinstance(transport, asyncio.Transport)
-        self._transport = transport
+        self._transport = cast(asyncio.Transport, transport)  # uvloop's is no subclass
 
     def connection_lost(self, exc: Exception | None) -> None:
         self._transport = None
@@ -222,8 +223,9 @@ class CannedBackend:
         usage = b'{"prompt_tokens":%d,"total_tokens":%d,"completion_tokens":%d,"prompt_tokens_details":null}'
         usage %= (tokens, tokens + chunks, chunks)
         if wanted.get("stream"):
-            asked = b'"include_usage":true' in body[-4096:].replace(b" ", b"") or b'"include_usage"' in body
-            event = chunked(_EVENT_HEAD + b'"choices":[],"usage":' + usage + b"}\n\n") if asked else b""
+            event = b""
+            if _USAGE_ASKED.search(body):
+                event = chunked(_EVENT_HEAD + b'"choices":[],"usage":' + usage + b"}\n\n")
             self.engine.start(connection, chunks, event, bool(wanted.get("hold")))
             return
         connection.answer(
@@ -237,7 +239,9 @@ class CannedBackend:
 
     def _tokenize(self, connection: Connection, body: bytes) -> None:
         count = wish(body).get("tokens", max(1, len(body) // 4))
-        connection.answer(200, b'{"count":%d,"max_model_len":%d,"tokens":[],"token_strs":null}' % (count, WINDOW_TOKENS))
+        connection.answer(
+            200, b'{"count":%d,"max_model_len":%d,"tokens":[],"token_strs":null}' % (count, WINDOW_TOKENS)
+        )
 
     def _metrics(self) -> bytes:
         labels = f'engine="0",model_name="{MODEL}"'

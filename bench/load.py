@@ -7,6 +7,7 @@ import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Iterator
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
+from typing import cast
 
 TIMEOUT_S = 30.0
 
@@ -25,12 +26,13 @@ class Request:
 
 @dataclass(slots=True)
 class Tally:
-    """What a load did. Latencies are in seconds, from the first byte sent to the last (or first) received."""
+    """What a load did, and the CPU it took the target. Latencies are in seconds, from the first byte sent to the last (or first) received."""
 
     requests: int = 0
     events: int = 0
     reads: int = 0
     wall_s: float = 0.0
+    cpu_s: float = 0.0
     latencies_s: list[float] = field(default_factory=list)
     first_s: list[float] = field(default_factory=list)
 
@@ -51,8 +53,7 @@ class Connection(asyncio.Protocol):
         self.first_at_s = 0.0
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        assert isinstance(transport, asyncio.Transport)
-        self._transport = transport
+        self._transport = cast(asyncio.Transport, transport)  # uvloop's is no subclass
 
     def connection_lost(self, exc: Exception | None) -> None:
         self._transport = None
