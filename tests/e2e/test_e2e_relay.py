@@ -73,10 +73,9 @@ def test_the_stream_says_what_the_server_says(gateway: Gateway, backends: Backen
 def test_a_stream_arrives_piece_by_piece(gateway: Gateway) -> None:
     with gateway.stream("/v1/chat/completions", **says("Count."), max_tokens=60, ignore_eos=True) as answer:
         arrivals = [time.monotonic() for line in answer.iter_lines() if line.startswith("data: ")]
-    spread_s = arrivals[-1] - arrivals[0]
-    gaps = [later - earlier for earlier, later in itertools.pairwise(arrivals)]
     assert len(arrivals) > 50
-    assert max(gaps) < spread_s / 2, "the stream came in one or two lumps"
+    apart = sum(later - earlier > 0.001 for earlier, later in itertools.pairwise(arrivals))
+    assert apart > 10, f"the stream came in {apart + 1} lumps"
 
 
 def test_every_answer_carries_a_request_id_and_says_how_it_was_placed(gateway: Gateway, backends: Backends) -> None:

@@ -18,6 +18,7 @@ MODEL = "smollm2-135m-instruct"
 FOLDER = ROOT / ".cache" / "models" / "smollm2-135m"
 WINDOWS_TOKENS = (2048, 8192)
 FIRST_PORT = 8101
+DEMO_STOP_TIMEOUT_S = 60
 
 # float32: on some CPUs vLLM 0.32 answers wrongly in bfloat16.
 FLAGS = ("--dtype", "float32", "--enforce-eager", "--block-size", "32", "--max-num-seqs", "16")
@@ -55,7 +56,7 @@ def main() -> int:
         command = [sys.executable, "-m", "gateway", "demo", "--host", options.host, "--port", options.port]
         for server in servers:
             command += ["--backend", server.url]
-        return subprocess.run([*command, *further], cwd=ROOT, check=False).returncode
+        return _run([*command, *further])
     except ServerFailed as error:
         print(f"kvgate: {error}", file=sys.stderr)
         return 1
@@ -64,6 +65,17 @@ def main() -> int:
     finally:
         for server in servers:
             server.stop()
+
+
+def _run(command: list[str]) -> int:
+    """Run the demo to its end, and let it end its own processes when we are told to end."""
+    demo = subprocess.Popen(command, cwd=ROOT)
+    try:
+        return demo.wait()
+    finally:
+        if demo.poll() is None:
+            demo.terminate()  # not run() nor kill(): its gateway would live on
+            demo.wait(DEMO_STOP_TIMEOUT_S)
 
 
 def _interrupt(_number: int, _frame: FrameType | None) -> None:
