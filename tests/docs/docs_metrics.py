@@ -1,4 +1,4 @@
-"""Every metric of the code with its labels: the registry's, and the gauges of a fleet and a queue of which all is known."""
+"""Every metric of the code with its labels: the registry's, and the gauges of a fleet that is wholly known."""
 
 from __future__ import annotations
 

@@ -18,7 +18,10 @@ def flags_of(command: str) -> set[str]:
     parser = argparse.ArgumentParser()
     importlib.import_module(f"gateway.cli.{command.replace('-', '_')}").configure(parser)
     return {
-        flag for action in parser._actions for flag in action.option_strings if flag.startswith("--") and flag != "--help"
+        flag
+        for action in parser._actions
+        for flag in action.option_strings
+        if flag.startswith("--") and flag != "--help"
     }
 
 

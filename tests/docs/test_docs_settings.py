@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import re
 from collections.abc import Iterator
+from itertools import pairwise
 from typing import Any
 
 import pytest
@@ -80,7 +81,7 @@ def test_sample_passes_the_check_command(capsys: pytest.CaptureFixture[str]) -> 
 def test_sample_explains_every_key_in_the_words_of_the_code() -> None:
     lines = SAMPLE.read_text(encoding="utf-8").splitlines()
     comments: dict[str, set[str]] = {}
-    for above, line in zip(lines, lines[1:], strict=False):
+    for above, line in pairwise(lines):
         found = re.match(r"\s*(?:- )?([a-z_]+):", line)
         if found and above.lstrip().startswith("# "):
             comments.setdefault(found[1], set()).add(above.lstrip()[2:])
