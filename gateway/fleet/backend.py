@@ -324,6 +324,8 @@ class WatchedBackend:
                 self._set_reachable(False)
             return False
         self.version = await self._probe.version() or self.version
+        if self._discover_failures or not self._reachable:
+            self._error = None  # what was wrong with the metrics stays until they are read
         self._discover_failures = 0
         self._discover_at_s = self._clock() + self._fleet.discover_interval_s
         if cards != self.cards:

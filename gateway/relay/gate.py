@@ -189,11 +189,23 @@ class Gate:
             arrived_s=now_s,
             deadline_s=now_s + self._settings.queue_timeout_s,
             offers=offers,
-            need={offer.backend: need_for(offer, prompt_tokens, n, self._settings) for offer in offers},
+            need=self._needs(offers, prompt_tokens, n),
             excluded=excluded,
             model=model,
             backends=self._sets.get(names, names),
         )
+
+    def _needs(self, offers: tuple[Offer, ...], prompt_tokens: int, n: int) -> dict[str, Need]:
+        """The need by backend; offers of one window and budget share one object."""
+        known: dict[tuple[int, int | None], Need] = {}
+        needs: dict[str, Need] = {}
+        for offer in offers:
+            kind = (offer.window_tokens, offer.output_tokens)
+            need = known.get(kind)
+            if need is None:
+                need = known[kind] = need_for(offer, prompt_tokens, n, self._settings)
+            needs[offer.backend] = need
+        return needs
 
     def _arrive(self, waiter: Waiter, body_bytes: int) -> _Entry:
         entry = _Entry(waiter, body_bytes)

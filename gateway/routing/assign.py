@@ -19,8 +19,6 @@ Rules, in the order they are tried for each waiter, oldest first:
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from itertools import groupby
-from operator import attrgetter
 
 from gateway.config import PlacingSettings
 from gateway.types import BackendView, Decision, Health, Need, Offer, Placed, Refused, Waiter
@@ -59,69 +57,64 @@ def assign(
 
 
 class _Room:
-    """One backend while decisions are made: its view, and what was placed since."""
+    """One backend while decisions are made: its view, and what was placed since.
 
-    __slots__ = ("capacity", "claimed", "closed", "in_flight", "limit", "pending_tokens", "reserved", "size", "view")
+    ``gone``: nothing will be placed here until somebody acts. ``open``: requests may be placed here now. ``idle``:
+    nothing runs or waits here. ``size``, ``capacity``, ``reserved`` and ``limit`` are 0 where ``known`` is false.
+    """
+
+    __slots__ = (
+        "capacity", "engine_capacity", "gone", "idle", "in_flight", "known", "limit", "open", "pending_tokens",
+        "reserved", "size", "trusted", "view", "window",
+    )  # fmt: skip
 
     def __init__(self, view: BackendView, settings: PlacingSettings) -> None:
         self.view = view
-        self.claimed = False
-        self.closed = False
+        self.gone = view.health is Health.DOWN or view.draining
+        self.open = view.health is Health.UP and view.accepting and not view.draining
+        self.trusted = view.health is Health.UNKNOWN
+        self.window = max(view.windows.values(), default=0)
         self.in_flight = view.in_flight
+        self.idle = view.in_flight == 0 and not view.running and not view.waiting
         self.pending_tokens = view.pending_prompt_tokens
         kv = view.kv
+        self.known = kv is not None
         self.size = kv.block_size_tokens if kv is not None else 0
         self.capacity = kv.capacity_blocks if kv is not None else 0
+        self.engine_capacity = kv.engine_capacity_blocks if kv is not None else 0
         self.reserved = kv.reserved_blocks if kv is not None else 0
         self.limit = self.capacity * (1.0 - settings.headroom_ratio)
 
-    @property
-    def gone(self) -> bool:
-        """Nothing will be placed here until somebody acts."""
-        return self.view.health is Health.DOWN or self.view.draining
-
-    @property
-    def open(self) -> bool:
-        """Requests may be placed here now."""
-        view = self.view
-        return view.health is Health.UP and view.accepting and not (view.draining or self.claimed or self.closed)
-
     def serves(self, model: str, window_tokens: int) -> bool:
-        """Whether the offer still stands: a backend may have come back with other models or a smaller window."""
-        windows = self.view.windows
-        most = windows.get(model, 0) if model else max(windows.values(), default=0)
-        return most >= window_tokens
+        """Whether an offer still stands: a backend may have come back with other models or a smaller window.
+
+        One that nobody has looked at yet is taken on trust.
+        """
+        most = self.view.windows.get(model, 0) if model else self.window
+        return most >= window_tokens or self.trusted
 
     def holds(self, need: Need) -> bool:
         """Whether an empty cache would hold the prompt: a sequence lives in one engine."""
-        kv = self.view.kv
-        return kv is None or -(-need.prompt_tokens // self.size) <= kv.engine_capacity_blocks
+        return not self.known or -(-need.prompt_tokens // self.size) <= self.engine_capacity
 
-    def fits(self, need: Need) -> bool:
-        """Whether prompt and expected output fit beside all that is reserved, or nothing at all is here."""
-        if self.view.kv is None or self.reserved + need.blocks(self.size) <= self.limit:
-            return True
-        return self.in_flight == 0 and not self.view.running and not self.view.waiting
-
-    def cost_s(self, need: Need) -> float:
+    def cost_s(self, prompt_tokens: int, blocks: int) -> float:
         """Seconds until the prompt is prefilled, and a barrier that rises as the cache fills."""
-        queued_s = (self.pending_tokens + need.prompt_tokens) / PREFILL_TOKENS_PER_S
-        if not self.capacity:
-            return queued_s
-        k = min(FULLEST, (self.reserved + need.blocks(self.size)) / self.capacity)
-        return queued_s + KV_PENALTY_S * k / (1.0 - k)
+        k = min(FULLEST, (self.reserved + blocks) / self.capacity)
+        return (self.pending_tokens + prompt_tokens) / PREFILL_TOKENS_PER_S + KV_PENALTY_S * k / (1.0 - k)
 
     def place(self, need: Need) -> None:
         """Count a request that was placed here. A recovering backend gets one to try it, and no second."""
-        self.closed = self.view.trial
+        self.idle = False
+        self.open = not self.view.trial
         self.in_flight += 1
         self.pending_tokens += need.prompt_tokens
-        if self.size:
+        if self.known:
             self.reserved += need.blocks(self.size)
 
 
 class _Fate:
-    """What waiters of the same backends have in common."""
+    """What waiters of the same backends have in common: none of those is left to them (``lost``) or to those behind
+    somebody who waits (``blocked``)."""
 
     __slots__ = ("_rooms", "blocked", "lost")
 
@@ -131,7 +124,7 @@ class _Fate:
         self.blocked = False
 
     def refresh(self) -> None:
-        """See whether any of the backends is left to those who come later."""
+        """Look again, after backends were claimed."""
         self.blocked = not any(room.open for room in self._rooms)
 
 
@@ -147,43 +140,58 @@ def _decide(waiter: Waiter, names: frozenset[str], fate: _Fate, rooms: dict[str,
     """The decision for one waiter, ``None`` to wait. Places it in its room, or claims all it could use."""
     if fate.lost:
         return Refused(waiter.sequence, "no_backend")
-    standing = [offer for offer in waiter.offers if offer.backend in names and not rooms[offer.backend].gone]
-    standing = [offer for offer in standing if _stands(waiter, offer, rooms[offer.backend])]
+    standing = [pair for pair in _rooms_of(waiter, names, rooms) if pair[1].serves(waiter.model, pair[0].window_tokens)]
     if not standing:
         return Refused(waiter.sequence, "no_backend")
-    possible = [offer for offer in standing if rooms[offer.backend].holds(waiter.need[offer.backend])]
+    need_of = waiter.need
+    possible = [pair for pair in standing if pair[1].holds(need_of[pair[0].backend])]
     if not possible:
         return Refused(waiter.sequence, "too_large")
-    offer = _best(waiter, possible, rooms)
+    offer = _best(waiter, possible)
     if offer is not None:
-        rooms[offer.backend].place(waiter.need[offer.backend])
+        rooms[offer.backend].place(need_of[offer.backend])
         return Placed(waiter.sequence, offer)
-    for offer in possible:
-        rooms[offer.backend].claimed = True
+    for _, room in possible:
+        room.open = False
     fate.refresh()
     return None
 
 
-def _stands(waiter: Waiter, offer: Offer, room: _Room) -> bool:
-    """Whether the offer is still good. One of a backend that nobody has looked at yet is taken on trust."""
-    return room.view.health is Health.UNKNOWN or room.serves(waiter.model, offer.window_tokens)
+def _rooms_of(waiter: Waiter, names: frozenset[str], rooms: Mapping[str, _Room]) -> Iterator[tuple[Offer, _Room]]:
+    """The offers in order, each with its backend, without those excluded or gone."""
+    for offer in waiter.offers:
+        name = offer.backend
+        if name in names and not (room := rooms[name]).gone:
+            yield offer, room
 
 
-def _best(waiter: Waiter, offers: Iterable[Offer], rooms: dict[str, _Room]) -> Offer | None:
-    """The first group of equal windows with room, and the cheapest in it."""
-    for group in _groups(offers):
-        free = [offer for offer in group if rooms[offer.backend].open]
-        free = [offer for offer in free if rooms[offer.backend].fits(waiter.need[offer.backend])]
-        if not free:
+def _best(waiter: Waiter, pairs: Iterable[tuple[Offer, _Room]]) -> Offer | None:
+    """The first offer of a window with room; among those of equal window that follow it, the cheapest.
+
+    If the cache of one of these is unknown, costs cannot be compared and the fewest requests in flight decide.
+    """
+    cheapest = calmest = None
+    least_s = least_in_flight = 0.0
+    comparable = True
+    last: Need | None = None
+    size = blocks = 0
+    for offer, room in pairs:
+        if not room.open:
             continue
-        if len(free) == 1:
-            return free[0]
-        if any(rooms[offer.backend].view.kv is None for offer in free):
-            return min(free, key=lambda offer: rooms[offer.backend].in_flight)
-        return min(free, key=lambda offer: rooms[offer.backend].cost_s(waiter.need[offer.backend]))
-    return None
-
-
-def _groups(offers: Iterable[Offer]) -> Iterator[list[Offer]]:
-    for _, group in groupby(offers, key=attrgetter("window_tokens")):
-        yield list(group)
+        if calmest is not None and offer.window_tokens != calmest.window_tokens:
+            break
+        if room.known:
+            need = waiter.need[offer.backend]
+            if need is not last or room.size != size:
+                last, size = need, room.size
+                blocks = need.blocks(size)
+            if room.reserved + blocks > room.limit and not room.idle:
+                continue
+            cost_s = room.cost_s(need.prompt_tokens, blocks)
+            if cheapest is None or cost_s < least_s:
+                cheapest, least_s = offer, cost_s
+        else:
+            comparable = False
+        if calmest is None or room.in_flight < least_in_flight:
+            calmest, least_in_flight = offer, room.in_flight
+    return cheapest if comparable else calmest

@@ -90,6 +90,25 @@ def test_a_request_released_while_the_scrape_is_under_way_is_not_taken_for_forei
     assert (book.foreign_blocks, book.used_blocks) == (0, 0)
 
 
+def test_tokens_that_come_while_the_scrape_is_under_way_do_not_hide_foreign_use() -> None:
+    book = ledger(50)
+    book.reserve("a", 160, 0)
+    book.first_byte("a")
+    book.begin_scrape()
+    book.grow("a", 160)
+    book.reconcile(60, 0.0)  # answered before they were generated
+    assert (book.foreign_blocks, book.used_blocks) == (50, 70)
+
+
+def test_an_answer_that_grew_unseen_and_ended_during_the_scrape_is_not_taken_for_foreign() -> None:
+    book = ledger()
+    book.reserve("a", 160, expected_output_tokens=160)
+    book.begin_scrape()
+    book.release("a")
+    book.reconcile(20, 0.0)
+    assert (book.foreign_blocks, book.used_blocks) == (0, 0)
+
+
 def test_a_first_byte_during_the_scrape_confirms_nothing_about_it() -> None:
     book = ledger(50)
     book.reserve("a", 1600, 0)

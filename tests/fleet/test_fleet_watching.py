@@ -109,10 +109,10 @@ async def test_before_the_first_look_a_backend_is_unknown_not_down() -> None:
 async def test_a_backend_that_goes_away_is_down_at_once_and_back_at_once() -> None:
     async with server() as fake, watching(fake.url) as fleet:
         await fake.stop()
-        await eventually(lambda: health(fleet, fake.name) is Health.DOWN, 2)
+        await eventually(lambda: health(fleet, fake.name) is Health.DOWN)
         assert fleet.resolve("qwen3").backends == (fake.name,)  # known, though down
         await fake.start()
-        await eventually(lambda: health(fleet, fake.name) is Health.UP, 2)
+        await eventually(lambda: health(fleet, fake.name) is Health.UP)
         await eventually(lambda: fleet.records()[0].error is None, 2)  # cleared by the scrape that follows
 
 
@@ -239,7 +239,7 @@ async def test_a_failed_request_has_the_backend_looked_at_at_once() -> None:
         asked = len(fake.asked)
         fake.cards = [card("other", 4096)]
         fleet.note_failure(fake.name)
-        await eventually(lambda: [model.id for model in fleet.models()] == ["other"], 2)
+        await eventually(lambda: [model.id for model in fleet.models()] == ["other"])
         assert "/v1/models" in fake.asked[asked:]
 
 

@@ -61,6 +61,11 @@ def test_placements_of_one_call_see_each_other() -> None:
     assert sorted(placed.values()) == ["a", "a", "b", "b"]
 
 
+def test_what_was_placed_a_moment_ago_takes_room() -> None:
+    requests = [waiter(n, "a", tokens=4800) for n in range(4)]
+    assert decide(requests, busy("a", 50)) == {0: "a", 1: "a", 2: "a"}
+
+
 def test_expected_output_and_headroom_count() -> None:
     assert decide([waiter(1, "a", tokens=1600, output=0)], busy("a", 900)) == {1: "a"}
     assert decide([waiter(1, "a", tokens=1600, output=1)], busy("a", 900)) == {}
