@@ -49,10 +49,11 @@ class Client:
     """Answers one request. Within ``async with``, the running task is cancelled as soon as the client hangs up, and the
     cancellation leaves the block as ``ClientGone``.
 
-    ``started`` tells whether a status line was sent: after that no other status can be.
+    ``started`` tells whether a status line was sent: after that no other status can be. ``writing`` is the number of
+    messages that wait for the client to read.
     """
 
-    __slots__ = ("_ended", "_gone", "_receive", "_send", "_task", "_watcher", "started")
+    __slots__ = ("_ended", "_gone", "_receive", "_send", "_task", "_watcher", "started", "writing")
 
     def __init__(self, receive: Receive, send: Send) -> None:
         self._receive = receive
@@ -62,6 +63,7 @@ class Client:
         self._gone = False
         self._ended = False
         self.started = False
+        self.writing = 0
 
     async def __aenter__(self) -> Self:
         self._task = asyncio.current_task()
@@ -83,33 +85,41 @@ class Client:
         """Send the status line and headers."""
         self.started = True
         raw = [(name.encode("latin-1"), value.encode("latin-1", "replace")) for name, value in headers]
-        await self._send({"type": "http.response.start", "status": status, "headers": raw})
+        await self._write({"type": "http.response.start", "status": status, "headers": raw})
 
     async def body(self, data: bytes) -> None:
         """Send a part of the body; waits while the client reads too slowly."""
-        await self._send({"type": "http.response.body", "body": data, "more_body": True})
+        await self._write({"type": "http.response.body", "body": data, "more_body": True})
 
     async def end(self, data: bytes = b"") -> None:
         """Send the last part of the body."""
         # Once the answer is complete the server reports a disconnect; it must not be taken for a hang-up.
         self._ended = True
-        await self._send({"type": "http.response.body", "body": data, "more_body": False})
+        await self._write({"type": "http.response.body", "body": data, "more_body": False})
 
     async def answer(self, status: int, headers: Iterable[tuple[str, str]], body: bytes) -> None:
         """Send a whole answer."""
         await self.start(status, [*headers, ("content-length", str(len(body)))])
         await self.end(body)
 
+    async def _write(self, message: Message) -> None:
+        self.writing += 1
+        try:
+            await self._send(message)
+        finally:
+            self.writing -= 1
+
     def drop(self) -> None:
         """Treat the client as gone: it has not read for too long."""
-        if not self._ended and self._task is not None and not self._gone:
+        if self._task is not None and not self._gone:
             self._gone = True
             self._task.cancel()
 
     async def _watch(self) -> None:
         while (await self._receive())["type"] != "http.disconnect":
             pass
-        self.drop()
+        if not self._ended:
+            self.drop()
 
 
 def _too_large(limit_bytes: int) -> BodyTooLarge:

@@ -66,8 +66,8 @@ class Watchdog:
     """Keeps a silent stream alive for the client, and cuts off a backend that is silent for too long.
 
     One timer an exchange, re-armed only when it fires: relaying a chunk costs no timer. ``touch`` marks life;
-    ``streaming`` allows comments to the client. While ``writing`` it is the client that keeps us waiting: if it reads
-    nothing for as long, it is dropped, and the backend is not blamed.
+    ``streaming`` allows comments to the client. While the client has yet to take what was sent, it is the client that
+    keeps us waiting: if it reads nothing for as long, it is dropped, and the backend is not blamed.
     """
 
     __slots__ = (
@@ -80,7 +80,6 @@ class Watchdog:
         "_response",
         "_settings",
         "streaming",
-        "writing",
     )
 
     def __init__(
@@ -94,18 +93,12 @@ class Watchdog:
         self._last_s = self._loop.time()
         self._comment: asyncio.Task[None] | None = None
         self.streaming = False
-        self.writing = False
         self._handle = self._loop.call_later(self._pause(), self._tick)
 
     def touch(self) -> None:
         """The backend sent something."""
         self._last_s = self._loop.time()
         self._limit_s = self._settings.idle_timeout_s
-
-    def wrote(self) -> None:
-        """The client took what it was sent; from now on it is the backend again that is waited for."""
-        self.writing = False
-        self._last_s = self._loop.time()
 
     def stop(self) -> None:
         """No more comments, no more cutting off."""
@@ -114,19 +107,19 @@ class Watchdog:
             self._comment.cancel()
 
     def _pause(self) -> float:
-        return min(self._settings.keepalive_s, self._limit_s)
+        return min(self._settings.keepalive_s, self._settings.idle_timeout_s, self._limit_s)
 
     def _tick(self) -> None:
         silent_s = self._loop.time() - self._last_s
         if silent_s >= self._limit_s:
-            if self.writing:
+            if self._client.writing:
                 self._client.drop()
-            else:
-                self._response.expire()
-            return
+                return
+            self._response.expire()
+            self._last_s, silent_s = self._loop.time(), 0.0  # the client has as long to take the error
         if (
             self.streaming
-            and not self.writing
+            and not self._client.writing
             and silent_s >= self._settings.keepalive_s
             and (self._comment is None or self._comment.done())
         ):
@@ -158,6 +151,8 @@ async def relay_events(
                 data = await response.chunk()
         if data == b"":
             raise BackendFailed("The backend ended its answer before it began. Try again.")
+        if data is not None:
+            watchdog.touch()
         await client.start(response.status, headers)
         watchdog.streaming = True
         if data is None:
@@ -169,18 +164,17 @@ async def relay_events(
             out = events.feed(data)
             holder.grow(events.take_new())
             if out:
-                watchdog.writing = True
                 await client.body(out)
-                watchdog.wrote()
+                watchdog.touch()
             data = await response.chunk()
         rest = events.close()
         if not events.finished:
             raise BackendFailed("The backend ended its answer in the middle. Try again.")
         response.release()
-        watchdog.stop()
+        watchdog.streaming = False
         await client.end(rest)
     except BackendFailed as error:
-        watchdog.stop()
+        watchdog.streaming = False
         if client.started:
             await client.end(failure(error))  # a torn event in the buffer would only break the client's parser
         raise
@@ -204,13 +198,13 @@ async def relay_bytes(
         data = await response.chunk()
         progress.first_byte_s = time.monotonic()
         holder.first_byte()
+        watchdog.touch()
         length = response.headers.get("content-length")
         await client.start(response.status, [*headers, *((("content-length", length),) if length else ())])
         while data:
             watchdog.touch()
-            watchdog.writing = True
             await client.body(data)
-            watchdog.wrote()
+            watchdog.touch()
             data = await response.chunk()
         response.release()
         await client.end()

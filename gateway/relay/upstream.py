@@ -32,13 +32,16 @@ _CLOSED = (aiohttp.ServerDisconnectedError, aiohttp.ClientOSError, aiohttp.Clien
 class UpstreamResponse:
     """An answer that has begun. ``headers`` names are lower case. Close it, or its connection is lost to the pool."""
 
-    __slots__ = ("_response", "headers", "status", "timed_out")
+    __slots__ = ("_closed", "_response", "headers", "status", "timed_out")
 
     def __init__(self, response: aiohttp.ClientResponse) -> None:
         self._response = response
         self.status = response.status
         self.headers = {name.lower(): value for name, value in response.headers.items()}
         self.timed_out = False
+        self._closed = _closed(response)
+        if self._closed is not None:
+            self._closed.add_done_callback(self._break_off)
 
     async def chunk(self) -> bytes:
         """The next bytes of the body, as they arrived; ``b""`` at its end.
@@ -75,15 +78,30 @@ class UpstreamResponse:
     def expire(self) -> None:
         """Cut the exchange off because the backend was silent for too long."""
         self.timed_out = True
+        self._break_off()
         self.close()
 
     def close(self) -> None:
         """Close the connection unless the answer was read to its end: vLLM then aborts and frees its blocks."""
+        self._forget()
         self._response.close()
 
     def release(self) -> None:
         """Give the connection back to the pool after the whole answer was read."""
+        self._forget()
         self._response.release()
+
+    def _break_off(self, _: object = None) -> None:
+        """Wake whoever waits for the body. aiohttp (3.14) itself leaves him waiting for ever when the connection ends
+        because a chunk's size was garbage.
+        """
+        content = self._response.content
+        if not content.is_eof() and content.exception() is None:
+            content.set_exception(aiohttp.ClientPayloadError("the connection ended"))
+
+    def _forget(self) -> None:
+        if self._closed is not None:
+            self._closed.remove_done_callback(self._break_off)
 
     def _failure(self, error: Exception) -> BackendFailed:
         if self.timed_out:
@@ -164,6 +182,21 @@ class Upstream:
 
 async def _note_reuse(_: aiohttp.ClientSession, context: Any, __: aiohttp.TraceConnectionReuseconnParams) -> None:
     context.trace_request_ctx.append(True)
+
+
+def _closed(response: aiohttp.ClientResponse) -> asyncio.Future[None] | None:
+    """A future that is done when the connection of ``response`` ends; ``None`` if the body was here at once."""
+    protocol = response.connection.protocol if response.connection is not None else None
+    closed = protocol.closed if protocol is not None else None
+    if closed is not None:
+        closed.remove_done_callback(_take_exception)  # connections serve many requests: once is enough
+        closed.add_done_callback(_take_exception)
+    return closed
+
+
+def _take_exception(closed: asyncio.Future[None]) -> None:
+    if not closed.cancelled():
+        closed.exception()  # else asyncio logs that nobody did
 
 
 def _gist(error: Exception) -> str:
