@@ -9,7 +9,7 @@ PORT   ?= 8080
 ARGS   ?=
 
 .DEFAULT_GOAL := help
-.PHONY: help setup run run-vllm test test-vllm test-deploy lint format lock clean
+.PHONY: bench help setup run run-vllm test test-vllm test-deploy lint format lock clean
 
 help: ## list the targets
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## /  \1|/' | column -t -s '|'
@@ -53,6 +53,16 @@ test-deploy: setup ## a real Prometheus scrapes the gateway and answers every qu
 	@echo "kvgate: starting Prometheus, two simulated backends and the gateway ..."
 	@$(BIN)/python -m pytest -m prometheus $(ARGS)
 
+# The router is optional: without it (no wheel for this machine) the rest is measured and the bench says so.
+.venv-bench/.ready:
+	@echo "kvgate: installing vLLM's router in .venv-bench to measure against it ..."
+	@$(PYTHON) -m venv .venv-bench
+	@.venv-bench/bin/python -m pip install --quiet --disable-pip-version-check vllm-router==0.1.17 || true
+	@touch $@
+
+bench: setup .venv-bench/.ready ## what relaying costs: nginx, the gateway and vLLM's router side by side (4 minutes; ARGS=--quick)
+	@$(BIN)/python -m bench.relay $(ARGS)
+
 lint: setup ## ruff and mypy --strict
 	@$(BIN)/ruff check .
 	@$(BIN)/ruff format --check .
@@ -68,4 +78,4 @@ lock: setup ## resolve requirements/*.txt anew from pyproject.toml
 	@$(BIN)/uv pip compile --quiet --universal --no-header --python-version 3.11 --extra dev pyproject.toml -c requirements/serve.txt -o requirements/dev.txt
 
 clean: ## remove the environment and everything made
-	rm -rf $(VENV) .venv-vllm .cache .mypy_cache .pytest_cache .ruff_cache .hypothesis build dist *.egg-info
+	rm -rf $(VENV) .venv-vllm .venv-bench .cache .mypy_cache .pytest_cache .ruff_cache .hypothesis build dist *.egg-info

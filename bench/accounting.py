@@ -35,8 +35,8 @@ def _parent(entry: Path) -> int:
 def cpu_s(pid: int) -> float:
     """CPU seconds of a process so far, user and system, all its threads, ended ones too.
 
-    The process's CPU clock (clock_getcpuclockid(3)): the run time behind utime + stime of /proc/PID/stat, in nanoseconds
-    where those are rounded to 10 ms.
+    The process's CPU clock (clock_getcpuclockid(3)): the run time behind utime + stime of /proc/PID/stat,
+    in nanoseconds where those are rounded to 10 ms.
     """
     return time.clock_gettime((~pid << 3) | 2)
 

@@ -13,13 +13,13 @@ from bench.load import Request
 # Tokens of a list of messages, as the backend would report them.
 CountTokens = Callable[[list[dict[str, Any]]], int]
 
-_WORDS = (
-    "request response window token budget backend engine block cache prefix segment template message render count "
-    "queue lease place retry stream event usage limit offer ledger scrape gauge sample metric header body chunk parse "
-    "encode decode buffer socket client server config option value result error state model weight batch step index "
-    "table column record branch commit merge review build deploy rollout replica volume mount secret region account "
-    "invoice order customer payment refund shipment warehouse supplier contract report summary draft comment author"
-).split()
+_WORDS = """
+request response window token budget backend engine block cache prefix segment template message render count
+queue lease place retry stream event usage limit offer ledger scrape gauge sample metric header body chunk parse
+encode decode buffer socket client server config option value result error state model weight batch step index
+table column record branch commit merge review build deploy rollout replica volume mount secret region account
+invoice order customer payment refund shipment warehouse supplier contract report summary draft comment author
+""".split()  # noqa: SIM905
 
 
 class Writer:
@@ -48,8 +48,8 @@ class Writer:
         while size < length:
             name, first, second, third, kind = self._some(5)
             parts.append(
-                f"def {name}_{first}({second}: list[{kind.capitalize()}], limit: int = {self._random.randint(1, 999)}) -> "
-                f"int:\n    {third} = 0\n    for {kind} in {second}:\n        if {kind}.{first} > limit:\n"
+                f"def {name}_{first}({second}: list[{kind.capitalize()}], limit: int = {self._random.randint(1, 999)}) "
+                f"-> int:\n    {third} = 0\n    for {kind} in {second}:\n        if {kind}.{first} > limit:\n"
                 f"            {third} += {kind}.{first} - limit\n    return {third}\n\n"
             )
             size += len(parts[-1])
@@ -90,7 +90,7 @@ def assemble(messages: bytes, tokens: int, *, chunks: int = 0, hold: bool = Fals
         b'{"model":"%b","messages":[%b],"temperature":0.2,"max_tokens":1024,"stream":%b,'
         b'"user":"kvbench;tokens=%d;chunks=%d;stream=%d;hold=%d"}'
     ) % (MODEL.encode(), messages, b"true" if stream else b"false", tokens, chunks or 64, stream, hold)
-    return Request(body, whole_event_count(chunks) if chunks else 0)
+    return Request(body, tokens, whole_event_count(chunks) if chunks else 0)
 
 
 def small(count_tokens: CountTokens, *, chunks: int = 0, hold: bool = False) -> Request:
@@ -103,7 +103,7 @@ def small(count_tokens: CountTokens, *, chunks: int = 0, hold: bool = False) -> 
 
 
 class Conversation:
-    """A conversation of about ``base_tokens`` at its first request, growing by ``growth_bytes`` with every further one."""
+    """A conversation of about ``base_tokens`` at its first request, growing by ``growth_bytes`` a turn."""
 
     def __init__(self, seed: int, base_tokens: int, turns: int, growth_bytes: int, count_tokens: CountTokens) -> None:
         writer = Writer(seed)

@@ -84,7 +84,7 @@ class Engine:
         return len(self._streams) + len(self._held)
 
     def start(self, connection: Connection, chunks: int, usage: bytes, hold: bool) -> None:
-        """Begin a stream of ``chunks`` events and the ``usage`` event, if any; ``hold``: stand still after the first."""
+        """Begin a stream of ``chunks`` events and the ``usage`` event, if any; ``hold``: only the first event."""
         connection.write(_STREAM_HEAD + _FIRST)
         if hold:
             self._held.add(connection)
@@ -131,7 +131,7 @@ class Connection(asyncio.Protocol):
         self._busy = False
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        self._transport = cast(asyncio.Transport, transport)  # uvloop's is no subclass
+        self._transport = cast("asyncio.Transport", transport)  # uvloop's is no subclass
 
     def connection_lost(self, exc: Exception | None) -> None:
         self._transport = None
@@ -185,9 +185,12 @@ class Connection(asyncio.Protocol):
 
 
 class CannedBackend:
-    """Routes. ``root`` is the folder in the model card; without ``tokenize`` that route is answered with 404."""
+    """Routes. ``root`` is the folder in the model card.
 
-    def __init__(self, root: str, step_s: float, tokenize: bool) -> None:
+    There is no ``/tokenize``: a count that is not the tokenizer's own would rightly cost a local counter its trust.
+    """
+
+    def __init__(self, root: str, step_s: float) -> None:
         self.engine = Engine(step_s)
         card: dict[str, Any] = {
             "id": MODEL,
@@ -206,8 +209,6 @@ class CannedBackend:
             (b"GET", b"/metrics"): lambda connection, _: connection.answer(200, self._metrics(), b"text/plain"),
             (b"POST", b"/v1/chat/completions"): self._chat,
         }
-        if tokenize:
-            self._routes[b"POST", b"/tokenize"] = self._tokenize
 
     def serve(self, connection: Connection, method: bytes, path: bytes, body: bytes) -> None:
         """Answer one request."""
@@ -237,12 +238,6 @@ class CannedBackend:
             b'"system_fingerprint":null,"usage":' + usage + b',"prompt_logprobs":null,"kv_transfer_params":null}',
         )
 
-    def _tokenize(self, connection: Connection, body: bytes) -> None:
-        count = wish(body).get("tokens", max(1, len(body) // 4))
-        connection.answer(
-            200, b'{"count":%d,"max_model_len":%d,"tokens":[],"token_strs":null}' % (count, WINDOW_TOKENS)
-        )
-
     def _metrics(self) -> bytes:
         labels = f'engine="0",model_name="{MODEL}"'
         return (
@@ -253,9 +248,9 @@ class CannedBackend:
         ).encode()
 
 
-async def serve(root: str, port: int, step_s: float, tokenize: bool) -> None:
+async def serve(root: str, port: int, step_s: float) -> None:
     """Listen on 127.0.0.1 until cancelled; prints ``listening PORT`` when it does."""
-    backend = CannedBackend(root, step_s, tokenize)
+    backend = CannedBackend(root, step_s)
     loop = asyncio.get_running_loop()
     server = await loop.create_server(lambda: Connection(backend), "127.0.0.1", port, backlog=2048)
     print(f"listening {server.sockets[0].getsockname()[1]}", flush=True)
@@ -269,12 +264,11 @@ def main() -> None:
     parser.add_argument("--root", required=True, help="folder of the tokenizer, for the model card")
     parser.add_argument("--port", type=int, default=0)
     parser.add_argument("--step-ms", type=float, default=5.0, help="between two events of a stream")
-    parser.add_argument("--no-tokenize", action="store_true", help="have no /tokenize")
     options = parser.parse_args()
     import uvloop
 
     try:
-        uvloop.run(serve(options.root, options.port, options.step_ms / 1000, not options.no_tokenize))
+        uvloop.run(serve(options.root, options.port, options.step_ms / 1000))
     except KeyboardInterrupt:
         sys.exit(0)
 

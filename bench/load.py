@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Iterator
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Iterator, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from typing import cast
@@ -18,15 +18,16 @@ class LoadError(Exception):
 
 @dataclass(frozen=True, slots=True)
 class Request:
-    """A body and how many events its answer must have; 0: an answer that is not a stream."""
+    """A body, its prompt tokens, and how many events its answer must have; 0: an answer that is not a stream."""
 
     body: bytes
+    tokens: int
     events: int = 0
 
 
 @dataclass(slots=True)
 class Tally:
-    """What a load did, and the CPU it took the target. Latencies are in seconds, from the first byte sent to the last (or first) received."""
+    """What a load did, and the CPU it took the target. Latencies run from the first byte sent to the last received."""
 
     requests: int = 0
     events: int = 0
@@ -34,7 +35,6 @@ class Tally:
     wall_s: float = 0.0
     cpu_s: float = 0.0
     latencies_s: list[float] = field(default_factory=list)
-    first_s: list[float] = field(default_factory=list)
 
 
 class Connection(asyncio.Protocol):
@@ -50,10 +50,9 @@ class Connection(asyncio.Protocol):
         self._body_at = 0
         self.status = 0
         self.reads = 0
-        self.first_at_s = 0.0
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        self._transport = cast(asyncio.Transport, transport)  # uvloop's is no subclass
+        self._transport = cast("asyncio.Transport", transport)  # uvloop's is no subclass
 
     def connection_lost(self, exc: Exception | None) -> None:
         self._transport = None
@@ -77,7 +76,6 @@ class Connection(asyncio.Protocol):
         end = self._data.find(b"\r\n\r\n")
         if end < 0:
             return False
-        self.first_at_s = time.perf_counter()
         head = bytes(self._data[:end]).lower()
         self.status = int(head[9:12])
         self._body_at = end + 4
@@ -97,8 +95,11 @@ class Connection(asyncio.Protocol):
         self._transport.write(head)
         self._transport.write(body)
 
-    async def fetch(self, head: bytes, request: Request) -> bytes:
-        """Send and wait for the whole answer, which must be as ``request`` says. Raises ``LoadError``."""
+    async def fetch(self, head: bytes, request: Request, count_source: str | None = None) -> bytes:
+        """Send and wait for the whole answer, which must be as ``request`` says. Raises ``LoadError``.
+
+        ``count_source``: where a gateway must say that its count came from; ``local`` ones must be right, too.
+        """
         self._send(head, request.body)
         assert self._waiter is not None and self._first is not None
         await self._waiter
@@ -106,6 +107,8 @@ class Connection(asyncio.Protocol):
         answer = bytes(self._data[self._body_at :])
         if self.status != 200:
             raise LoadError(f"status {self.status}: {answer[:300]!r}")
+        if count_source is not None:
+            self._check_count(request, count_source)
         if request.events:
             events = answer.count(b"data: ")
             if events != request.events or b"data: [DONE]" not in answer:
@@ -113,6 +116,14 @@ class Connection(asyncio.Protocol):
         elif b'"usage"' not in answer:
             raise LoadError(f"not the answer of the backend: {answer[:300]!r}")
         return answer
+
+    def _check_count(self, request: Request, source: str) -> None:
+        head = bytes(self._data[: self._body_at]).lower()
+        wanted = [b"\r\nx-kvgate-count-source: %b\r\n" % source.encode()]
+        if source == "local":
+            wanted.append(b"\r\nx-kvgate-prompt-tokens: %d\r\n" % request.tokens)
+        if not all(line in head for line in wanted):
+            raise LoadError(f"not counted as {source}, {request.tokens} tokens: {head.decode('latin-1')}")
 
     async def open_stream(self, head: bytes, body: bytes) -> None:
         """Send and wait for the first bytes of the answer's body only."""
@@ -147,29 +158,37 @@ async def connections(port: int, count: int) -> AsyncIterator[list[Connection]]:
     opened: list[Connection] = []
     try:
         for _ in range(count):
-            opened.append((await loop.create_connection(Connection, "127.0.0.1", port))[1])
+            _, connection = await loop.create_connection(Connection, "127.0.0.1", port)
+            opened.append(connection)
         yield opened
     finally:
         for connection in opened:
             connection.close()
 
 
-async def replay(port: int, lanes: list[Iterable[Request]], tally: Tally, opened: list[Connection]) -> None:
+async def replay(
+    port: int,
+    lanes: Sequence[Iterable[Request]],
+    tally: Tally,
+    opened: list[Connection],
+    count_source: str | None = None,
+) -> None:
     """Send each lane's requests one after the other over a connection of its own, the lanes side by side."""
     started_s = time.perf_counter()
     async with asyncio.timeout(TIMEOUT_S), asyncio.TaskGroup() as group:
         for connection, lane in zip(opened, lanes, strict=True):
-            group.create_task(_lane(port, connection, iter(lane), tally))
+            group.create_task(_lane(port, connection, iter(lane), tally, count_source))
     tally.wall_s += time.perf_counter() - started_s
 
 
-async def _lane(port: int, connection: Connection, lane: Iterator[Request], tally: Tally) -> None:
+async def _lane(
+    port: int, connection: Connection, lane: Iterator[Request], tally: Tally, count_source: str | None
+) -> None:
     for request in lane:
         head = request_head(port, len(request.body))
         started_s = time.perf_counter()
-        await connection.fetch(head, request)
+        await connection.fetch(head, request, count_source)
         tally.latencies_s.append(time.perf_counter() - started_s)
-        tally.first_s.append(connection.first_at_s - started_s)
         tally.requests += 1
         tally.events += request.events
         tally.reads += connection.reads

@@ -36,7 +36,7 @@ def read_options(arguments: list[str] | None = None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(prog="python -m bench.relay", description=(__doc__ or "").splitlines()[0])
     parser.add_argument("--quick", action="store_true", help="one round of less; under a minute")
     parser.add_argument("--json", action="store_true", help="print every sample as JSON instead of the table")
-    parser.add_argument("--rounds", type=int, help="repeats of everything")
+    parser.add_argument("--rounds", type=int, help="repeats of everything, however long they take")
     parser.add_argument("--step-ms", type=float, default=5.0, help="between two chunks of a stream")
     parser.add_argument("--tokenizer", type=Path, help="folder of another tokenizer with a chat template")
     options = parser.parse_args(arguments)
@@ -70,16 +70,23 @@ async def run(options: argparse.Namespace, folder: Path) -> dict[str, Any]:
                 say(f"bench: without {name}: {error}")
         rounds = options.rounds or plan.rounds
         await scenarios.memory_at_first(targets)
-        for number in range(rounds):
-            say(f"bench: round {number + 1} of {rounds} ({time.monotonic() - began_s:.0f} s so far)")
+        done, longest_s = 0, 0.0
+        while done < rounds:
+            so_far_s = time.monotonic() - began_s
+            if options.rounds is None and done and so_far_s + longest_s > plan.limit_s:
+                say(f"bench: the machine is busy; {done} of {rounds} rounds must do")
+                break
+            say(f"bench: round {done + 1} of {rounds} ({so_far_s:.0f} s so far)")
             await scenarios.round(targets)
+            done += 1
+            longest_s = max(longest_s, time.monotonic() - began_s - so_far_s)
         scenarios.memory_at_last(targets)
     samples = scenarios.samples
     facts = {
-        "machine": f"{platform.system()} {platform.release()}, {os.cpu_count()} CPUs, Python {platform.python_version()}",
+        "machine": f"{platform.platform()}, {os.cpu_count()} CPUs, Python {platform.python_version()}",
         "load_average": os.getloadavg()[0],
         "seconds": round(time.monotonic() - began_s, 1),
-        "rounds": rounds,
+        "rounds": done,
         "step_ms": options.step_ms,
         "bodies": samples.shapes,
         "targets": [target.name for target in targets],

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import itertools
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 
 from bench.accounting import cpu_s, percentile, rss_bytes
@@ -34,10 +34,11 @@ class Plan:
     single_requests: int
     idle_streams: int
     idle_s: float
+    limit_s: float  # no further round begins that would not end before
 
 
-FULL = Plan(3, 1.5, (20, 200, 400), (4_000, 16_000), 150, 500, 1.0)
-QUICK = Plan(1, 0.7, (20, 200), (16_000,), 100, 200, 0.5)
+FULL = Plan(3, 1.5, (20, 200, 400), (4_000, 16_000), 150, 500, 1.0, 230.0)
+QUICK = Plan(1, 0.5, (20, 200), (16_000,), 60, 200, 0.3, 55.0)
 
 
 @dataclass(slots=True)
@@ -94,7 +95,7 @@ class Scenarios:
             await self._large(target, talks)
 
     async def memory_at_first(self, targets: list[Target]) -> None:
-        """Memory of fresh processes, and of streams that stand open: later they would fill what a load has left free."""
+        """Memory of fresh processes, and of open streams, which later would fill what a load has left free."""
         self._memory("memory at the start, MB", targets)
         for target in targets:
             await self._open_streams(target)
@@ -113,11 +114,11 @@ class Scenarios:
             Conversation(next(self._seeds), tokens, turns, GROWTH_BYTES, self._count_tokens) for _ in range(LARGE_LANES)
         ]
 
-    async def _measured(self, target: Target, lanes: list[Iterable[Request]], opened: list[Connection]) -> Tally:
+    async def _measured(self, target: Target, lanes: Sequence[Iterable[Request]], opened: list[Connection]) -> Tally:
         """Replay and return what was done, with the CPU it took the target."""
         tally = Tally()
         before_s = sum(cpu_s(pid) for pid in target.pids)
-        await replay(target.port, lanes, tally, opened)
+        await replay(target.port, lanes, tally, opened, target.count_source)
         tally.cpu_s = sum(cpu_s(pid) for pid in target.pids) - before_s
         return tally
 

@@ -63,11 +63,15 @@ class Missing(Exception):
 
 @dataclass(frozen=True, slots=True)
 class Target:
-    """Something that answers on ``port``; ``pids`` are its processes, none for the backend itself."""
+    """Something that answers on ``port``; ``pids`` are its processes, none for the backend itself.
+
+    ``count_source`` is what a gateway must say of each of its counts.
+    """
 
     name: str
     port: int
     pids: tuple[int, ...]
+    count_source: str | None = None
 
 
 def free_port() -> int:
@@ -106,7 +110,7 @@ class Bench:
         self._step_ms = step_ms
         self._stack = ExitStack()
         self._folder = Path()
-        self._backends: dict[bool, int] = {}
+        self._backend: int | None = None
 
     def __enter__(self) -> Bench:
         self._folder = Path(self._stack.enter_context(tempfile.TemporaryDirectory(prefix="kvgate-bench-")))
@@ -115,15 +119,15 @@ class Bench:
     def __exit__(self, *_: object) -> None:
         self._stack.close()
 
-    def backend(self, tokenize: bool = True) -> int:
-        """The port of the canned backend; of a second one for gateways that shall find no ``/tokenize``."""
-        if tokenize not in self._backends:
+    def backend(self) -> int:
+        """The port of the canned backend."""
+        if self._backend is None:
             command = [sys.executable, "-m", "bench.canned_backend", "--root", str(self._model_folder)]
-            command += ["--step-ms", str(self._step_ms), *([] if tokenize else ["--no-tokenize"])]
-            log = self._folder / f"backend-{tokenize}.log"
+            command += ["--step-ms", str(self._step_ms)]
+            log = self._folder / "backend.log"
             child = self._stack.enter_context(process(command, log))
-            self._backends[tokenize] = _announced(child, log)
-        return self._backends[tokenize]
+            self._backend = _announced(child, log)
+        return self._backend
 
     async def direct(self, probe: Request) -> Target:
         """No proxy at all: what client and backend take by themselves."""
@@ -156,22 +160,29 @@ class Bench:
         return await self._start("vllm-router", command, port, probe)
 
     async def gateway(self, probe: Request, *, counting: bool) -> Target:
-        """The gateway; without counting it has neither a tokenizer nor a ``/tokenize`` to ask, and estimates."""
+        """The gateway; without counting it has neither a tokenizer nor a backend to ask, and estimates."""
         port = free_port()
-        backend = self.backend(tokenize=counting)
         command = [sys.executable, "-m", "gateway", "serve", "--port", str(port)]
-        command += ["--backend", f"http://127.0.0.1:{backend}", "--set", "log_level=warning"]
+        command += ["--backend", f"http://127.0.0.1:{self.backend()}", "--set", "log_level=warning"]
         if not counting:
             command += ["--set", "counting.local=false"]
-        return await self._start("gateway" if counting else "gateway, no count", command, port, probe)
+        name, source = ("gateway", "local") if counting else ("gateway, no count", "estimate")
+        return await self._start(name, command, port, probe, source)
 
-    async def _start(self, name: str, command: list[str], port: int, probe: Request) -> Target:
+    async def _start(
+        self, name: str, command: list[str], port: int, probe: Request, count_source: str | None = None
+    ) -> Target:
         log = self._folder / f"{name}.log"
         child = self._stack.enter_context(process(command, log, self._folder))
-        return await self._ready(name, port, (child, log), probe)
+        return await self._ready(name, port, (child, log), probe, count_source)
 
     async def _ready(
-        self, name: str, port: int, started: tuple[subprocess.Popen[bytes], Path] | None, probe: Request
+        self,
+        name: str,
+        port: int,
+        started: tuple[subprocess.Popen[bytes], Path] | None,
+        probe: Request,
+        count_source: str | None = None,
     ) -> Target:
         """Wait until ``probe`` is answered as it must be."""
 
@@ -179,13 +190,13 @@ class Bench:
             if started is not None and started[0].poll() is not None:
                 raise SystemExit(f"{name} ended with status {started[0].returncode}:\n{_tail(started[1])}")
             async with asyncio.timeout(10), connections(port, 1) as opened:
-                await opened[0].fetch(request_head(port, len(probe.body)), probe)
+                await opened[0].fetch(request_head(port, len(probe.body)), probe, count_source)
 
         try:
             await settled(check, START_TIMEOUT_S, f"{name} does not serve")
         except LoadError as error:
             raise SystemExit(f"{error}\n{_tail(started[1]) if started else ''}") from None
-        return Target(name, port, tuple(process_tree(started[0].pid)) if started else ())
+        return Target(name, port, tuple(process_tree(started[0].pid)) if started else (), count_source)
 
 
 def _announced(child: subprocess.Popen[bytes], log: Path) -> int:
