@@ -21,6 +21,7 @@ from pydantic_settings import (
     NoDecode,
     PydanticBaseSettingsSource,
     SettingsConfigDict,
+    SettingsError,
 )
 
 PREFIX = "KVGATE_"
@@ -55,11 +56,16 @@ class BackendSettings(Section):
     @field_validator("url")
     @classmethod
     def _normalised(cls, value: str) -> str:
-        url = value.strip().rstrip("/").removesuffix("/v1").rstrip("/")
+        url = value.strip()
         if "://" not in url:
             url = "http://" + url
-        parts = urlsplit(url)
-        if parts.scheme not in ("http", "https") or not parts.hostname:
+        url = url.rstrip("/").removesuffix("/v1").rstrip("/")
+        try:
+            parts = urlsplit(url)
+            valid = parts.scheme in ("http", "https") and bool(parts.hostname) and parts.port != 0
+        except ValueError:  # the port is no number, or too large; an IPv6 address without its bracket
+            valid = False
+        if not valid or any(character.isspace() for character in url):
             raise ValueError(f"not an http(s) URL: {value!r}")
         if parts.query or parts.fragment:
             raise ValueError(f"a base URL has no query or fragment: {value!r}")
@@ -179,7 +185,20 @@ class Settings(BaseSettings):
         if not isinstance(value, str):
             return value
         text = value.strip()
-        return yaml.safe_load(text) if text.startswith("[") else text.replace(",", " ").split()
+        if not text.startswith("["):
+            return text.replace(",", " ").split()
+        try:
+            return yaml.safe_load(text)
+        except yaml.YAMLError:
+            raise ValueError("not a list in JSON; or write the items parted by blanks or commas") from None
+
+    @field_validator("api_keys")
+    @classmethod
+    def _not_empty(cls, value: tuple[SecretStr, ...]) -> tuple[SecretStr, ...]:
+        """An empty key would let in whoever shows none."""
+        if not all(key.get_secret_value().strip() for key in value):
+            raise ValueError("a key is empty; remove it, or write the key")
+        return value
 
     @field_validator("backends")
     @classmethod
@@ -231,6 +250,9 @@ def load(file: Path | None = None, flags: dict[str, Any] | None = None) -> Setti
     ``flags``: a (nested) dict that overrides everything else. Raises ``ConfigError``.
     """
     tree = _merge(_merge(_read(file), _environment()), flags or {})
+    nameless = sorted(str(key) for key in tree if not isinstance(key, str))
+    if nameless:
+        raise ConfigError("\n".join(f"unknown setting {key}" for key in nameless))
     try:
         return Settings(**tree)
     except ValidationError as error:
@@ -274,12 +296,16 @@ def _read(file: Path | None) -> dict[str, Any]:
 
 def _environment() -> dict[str, Any]:
     """The ``KVGATE_…`` variables as a tree; a name that fits no setting is an error, as it is in the file."""
-    tree = EnvSettingsSource(Settings)()
     tops = {PREFIX + name.upper() for name in Settings.model_fields}
     for variable in os.environ:
-        if variable.upper().startswith(PREFIX) and variable.upper().split("__")[0] not in tops:
-            raise ConfigError(f"unknown environment variable {variable}{_hint(variable.upper(), sorted(tops))}")
-    return tree
+        name = variable.upper()
+        if name.startswith(PREFIX) and name.split("__")[0] not in tops:
+            leaves = {PREFIX + key.upper().replace(".", "__") for key in known_keys() if "[]" not in key}
+            raise ConfigError(f"unknown environment variable {variable}{_hint(name, sorted(leaves | tops))}")
+    try:
+        return EnvSettingsSource(Settings)()
+    except SettingsError as error:
+        raise ConfigError(f"cannot read the environment: {error}; write JSON, or one variable a key") from None
 
 
 def _merge(under: dict[str, Any], over: dict[str, Any]) -> dict[str, Any]:
@@ -293,13 +319,17 @@ def _merge(under: dict[str, Any], over: dict[str, Any]) -> dict[str, Any]:
 def _explain(item: Any) -> str:
     path = ".".join(str(part) for part in item["loc"])
     if item["type"] == "extra_forbidden":
-        leaf = str(item["loc"][-1])
-        siblings = sorted(
-            {key.rpartition(".")[2] for key in known_keys()} | {key.split(".")[0] for key in known_keys()}
-        )
-        return f"unknown setting {path}{_hint(leaf, siblings)}"
+        return f"unknown setting {path}{_hint(str(item['loc'][-1]), _siblings(item['loc'][:-1]))}"
     message = item["msg"].removeprefix("Value error, ")
     return f"{path}: {message}" if path else message
+
+
+def _siblings(stem: tuple[Any, ...]) -> list[str]:
+    """The right keys beside a wrong one: those that stand in its section, ``stem``."""
+    marks = {"backends": "backends[].", "models": "models.NAME."}
+    section = marks.get(str(stem[0]), f"{stem[0]}.") if stem else ""
+    inside = (key.removeprefix(section) for key in known_keys() if key.startswith(section))
+    return sorted({key.split(".")[0].removesuffix("[]") for key in inside})
 
 
 def _hint(word: str, choices: list[str]) -> str:

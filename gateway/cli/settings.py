@@ -47,7 +47,12 @@ def read(options: argparse.Namespace) -> Settings:
         *stems, leaf = key.split(".")
         for stem in stems:
             branch = branch.setdefault(stem, {})
-        branch[leaf] = yaml.safe_load(text)
+            if not isinstance(branch, dict):
+                raise ConfigError(f"--set {item}: {stem} was set to a value before")
+        try:
+            branch[leaf] = yaml.safe_load(text)
+        except yaml.YAMLError:
+            raise ConfigError(f"--set {item}: the value is not valid YAML; put it in quotes") from None
     for item in options.tokenizer or ():
         model, equals, folder = item.partition("=")
         if not equals or not model or not folder:
