@@ -57,8 +57,8 @@ test-deploy: setup ## a real Prometheus scrapes the gateway and answers every qu
 .venv-bench/.ready:
 	@echo "kvgate: installing vLLM's router in .venv-bench to measure against it ..."
 	@$(PYTHON) -m venv .venv-bench
-	@.venv-bench/bin/python -m pip install --quiet --disable-pip-version-check vllm-router==0.1.17 || true
-	@touch $@
+	@.venv-bench/bin/python -m pip install --quiet --disable-pip-version-check vllm-router==0.1.17 && touch $@ || \
+	  echo "kvgate: vLLM's router could not be installed; going on without it."
 
 bench: setup .venv-bench/.ready ## what relaying costs: nginx, the gateway and vLLM's router side by side (4 minutes; ARGS=--quick)
 	@$(BIN)/python -m bench.relay $(ARGS)

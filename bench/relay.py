@@ -23,7 +23,7 @@ from bench.report import document, summarised, table
 from bench.scenarios import FULL, QUICK, Scenarios
 from bench.targets import Bench, Missing, Target
 
-NAMES = ("direct", "nginx", "vllm-router", "gateway", "gateway, no count")
+NAMES = ("direct", "nginx", "vllm-router", "gateway", "gateway, no tokenizer")
 
 
 def say(text: str) -> None:
@@ -57,8 +57,8 @@ async def run(options: argparse.Namespace, folder: Path) -> dict[str, Any]:
             "direct": lambda: bench.direct(probe),
             "nginx": lambda: bench.nginx(probe),
             "vllm-router": lambda: bench.router(probe),
-            "gateway": lambda: bench.gateway(probe, counting=True),
-            "gateway, no count": lambda: bench.gateway(probe, counting=False),
+            "gateway": lambda: bench.gateway(probe, tokenizer=True),
+            "gateway, no tokenizer": lambda: bench.gateway(probe, tokenizer=False),
         }
         targets: list[Target] = []
         for name in NAMES:

@@ -159,14 +159,17 @@ class Bench:
         command += ["--log-level", "error"]
         return await self._start("vllm-router", command, port, probe)
 
-    async def gateway(self, probe: Request, *, counting: bool) -> Target:
-        """The gateway; without counting it has neither a tokenizer nor a backend to ask, and estimates."""
+    async def gateway(self, probe: Request, *, tokenizer: bool) -> Target:
+        """The gateway. Counting cannot be switched off: without a tokenizer it asks the backend, and then estimates.
+
+        The canned backend has no ``/tokenize``, so each request pays for a question that is answered with 404.
+        """
         port = free_port()
         command = [sys.executable, "-m", "gateway", "serve", "--port", str(port)]
         command += ["--backend", f"http://127.0.0.1:{self.backend()}", "--set", "log_level=warning"]
-        if not counting:
+        if not tokenizer:
             command += ["--set", "counting.local=false"]
-        name, source = ("gateway", "local") if counting else ("gateway, no count", "estimate")
+        name, source = ("gateway", "local") if tokenizer else ("gateway, no tokenizer", "estimate")
         return await self._start(name, command, port, probe, source)
 
     async def _start(
