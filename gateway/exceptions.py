@@ -95,6 +95,13 @@ class NoBackend(GatewayError):
     code = "no_backend"
 
 
+class ShuttingDown(GatewayError):
+    """The gateway was told to stop and the request did not end in the time there was."""
+
+    status = 503
+    code = "shutting_down"
+
+
 class BackendFailed(GatewayError):
     """A backend broke the connection, answered garbage or stalled, and no other could take over."""
 

@@ -5,6 +5,7 @@ Nothing is decided here that a pure room can decide, and nothing is held that is
 
 from __future__ import annotations
 
+import asyncio
 import logging
 import time
 import uuid
@@ -18,7 +19,15 @@ from gateway.api.errors import error_response, sse_error
 from gateway.api.rewrite import upstream_body
 from gateway.api.upstream_errors import client_error, read_error
 from gateway.config import Settings
-from gateway.exceptions import BackendBusy, BackendFailed, ClientGone, ContextOverflow, GatewayError, UnknownModel
+from gateway.exceptions import (
+    BackendBusy,
+    BackendFailed,
+    ClientGone,
+    ContextOverflow,
+    GatewayError,
+    ShuttingDown,
+    UnknownModel,
+)
 from gateway.fleet.fleet import Fleet, Model
 from gateway.guard.fit import fit
 from gateway.observe.metrics import Metrics
@@ -113,6 +122,10 @@ class Serving:
                     await self._refuse(error, client, trace)
         except ClientGone:
             trace.outcome = "client_gone"
+        except asyncio.CancelledError:
+            # The server's shutdown has waited long enough. It asks for no more than that we end, and so we do: raised
+            # on, it would log each request as an error.
+            await self._refuse(ShuttingDown("The gateway is shutting down. Try again."), client, trace)
         except GatewayError as error:
             await self._refuse(error, client, trace)
         except Exception:

@@ -81,6 +81,11 @@ class Client:
             if remaining == 0:  # else the server is shutting down, and its own cancellation goes on
                 raise ClientGone from None
 
+    @property
+    def gone(self) -> bool:
+        """Whether the client hung up, or was dropped."""
+        return self._gone
+
     async def start(self, status: int, headers: Iterable[tuple[str, str]]) -> None:
         """Send the status line and headers."""
         self.started = True

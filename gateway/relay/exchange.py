@@ -10,12 +10,14 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from gateway.config import RelaySettings
-from gateway.exceptions import BackendFailed, GatewayError
+from gateway.exceptions import BackendFailed, GatewayError, ShuttingDown
 from gateway.relay.client import Client
 from gateway.relay.events import EventStream
 from gateway.relay.upstream import UpstreamResponse
 
 KEEPALIVE = b": keep-alive\n\n"  # Continue ends a stream at a line that starts with ": ping"
+
+FAREWELL_S = 1.0  # for the last event of a stream that a shutdown ends
 
 HOP_BY_HOP = frozenset(
     (
@@ -177,6 +179,13 @@ async def relay_events(
         watchdog.streaming = False
         if client.started:
             await client.end(failure(error))  # a torn event in the buffer would only break the client's parser
+        raise
+    except asyncio.CancelledError:
+        if client.started and not client.gone:  # our server shuts down; a stream must not just break off
+            watchdog.streaming = False
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(FAREWELL_S):
+                    await client.end(failure(ShuttingDown("The gateway is shutting down. Try again.")))
         raise
     finally:
         watchdog.stop()

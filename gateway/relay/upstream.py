@@ -24,8 +24,7 @@ KEEPALIVE_S = 4.0
 READ_BUFFER_BYTES = 1 << 18
 
 # A kept connection may be closed by the backend in the moment a request is written into it (nginx does so after
-# keepalive_requests). That says nothing of the backend, so the request goes out again, on another connection.
-TRIES = 3
+# keepalive_requests). That says nothing of the backend, so the request goes out again, on a new connection.
 _CLOSED = (aiohttp.ServerDisconnectedError, aiohttp.ClientOSError, aiohttp.ClientConnectionResetError)
 
 
@@ -115,12 +114,17 @@ class Upstream:
     def __init__(self, settings: RelaySettings) -> None:
         self._settings = settings
         self._session: aiohttp.ClientSession | None = None
+        self._fresh: aiohttp.ClientSession | None = None
 
     async def __aenter__(self) -> Self:
-        connector = aiohttp.TCPConnector(limit=0, keepalive_timeout=KEEPALIVE_S, ttl_dns_cache=60)
+        self._session = self._pool(aiohttp.TCPConnector(limit=0, keepalive_timeout=KEEPALIVE_S, ttl_dns_cache=60))
+        self._fresh = self._pool(aiohttp.TCPConnector(limit=0, force_close=True, ttl_dns_cache=60))
+        return self
+
+    def _pool(self, connector: aiohttp.TCPConnector) -> aiohttp.ClientSession:
         tracing = aiohttp.TraceConfig()
         tracing.on_connection_reuseconn.append(_note_reuse)
-        self._session = aiohttp.ClientSession(
+        return aiohttp.ClientSession(
             connector=connector,
             trace_configs=[tracing],
             auto_decompress=False,
@@ -130,14 +134,14 @@ class Upstream:
             max_line_size=1 << 16,
             max_field_size=1 << 16,
         )
-        return self
 
     async def __aexit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        if self._session is not None:
-            await self._session.close()
-            self._session = None
+        for session in (self._session, self._fresh):
+            if session is not None:
+                await session.close()
+        self._session = self._fresh = None
 
     async def open(
         self, method: str, url: str, headers: Mapping[str, str], body: bytes | None, timeout_s: float
@@ -147,10 +151,9 @@ class Upstream:
         Raises ``BackendTimeout`` when that takes longer than ``timeout_s`` and ``BackendFailed`` when the backend
         cannot be reached, hangs up or does not speak HTTP.
         """
-        assert self._session is not None, "Upstream is used outside its context"
         try:
             async with asyncio.timeout(timeout_s):
-                response = await self._request(self._session, method, URL(url, encoded=True), headers, body)
+                response = await self._request(method, URL(url, encoded=True), headers, body)
         except TimeoutError as error:
             if isinstance(error, aiohttp.ServerTimeoutError):
                 raise BackendFailed("The backend cannot be reached: connecting took too long.") from error
@@ -160,24 +163,18 @@ class Upstream:
         return UpstreamResponse(response)
 
     async def _request(
-        self, session: aiohttp.ClientSession, method: str, url: URL, headers: Mapping[str, str], body: bytes | None
+        self, method: str, url: URL, headers: Mapping[str, str], body: bytes | None
     ) -> aiohttp.ClientResponse:
-        for left in reversed(range(TRIES)):
-            reused: list[bool] = []
-            try:
-                return await session.request(
-                    method,
-                    url,
-                    headers=headers,
-                    data=body,
-                    allow_redirects=False,
-                    raise_for_status=False,
-                    trace_request_ctx=reused,
-                )
-            except _CLOSED:
-                if not reused or not left:
-                    raise
-        raise AssertionError("the last try returns or raises")
+        assert self._session is not None, "Upstream is used outside its context"
+        assert self._fresh is not None
+        reused: list[bool] = []
+        ask: dict[str, Any] = {"headers": headers, "data": body, "allow_redirects": False, "raise_for_status": False}
+        try:
+            return await self._session.request(method, url, trace_request_ctx=reused, **ask)
+        except _CLOSED:
+            if not reused:
+                raise
+        return await self._fresh.request(method, url, trace_request_ctx=reused, **ask)
 
 
 async def _note_reuse(_: aiohttp.ClientSession, context: Any, __: aiohttp.TraceConnectionReuseconnParams) -> None:

@@ -104,12 +104,14 @@ async def test_a_hang_up_closes_the_backend_at_once(relay: Relay, answer: list[b
 
 async def test_a_shutdown_closes_the_backend_and_is_no_hang_up(relay: Relay) -> None:
     async with serving(sends(CHUNKED, event("a"), None)) as server:
-        task = asyncio.create_task(relay.events(server, Wire()))
+        wire = Wire()
+        task = asyncio.create_task(relay.events(server, wire))
         await asyncio.sleep(0.1)
         task.cancel()
         with pytest.raises(asyncio.CancelledError):
             await task
         await asyncio.wait_for(server.closed.wait(), 0.1)
+    assert_ended_with_an_error(wire, "shutting_down")
 
 
 async def test_a_slow_backend_gets_its_headers_sent_and_comments_keep_the_client_waiting(relay: Relay) -> None:
