@@ -6,6 +6,7 @@ aiohttp and not httpx2 here: on one core it relays several times as many request
 from __future__ import annotations
 
 import asyncio
+import os
 import ssl
 from collections.abc import Mapping
 from types import TracebackType
@@ -198,6 +199,7 @@ def _take_exception(closed: asyncio.Future[None]) -> None:
 
 def _gist(error: Exception) -> str:
     """The kind of a failure without addresses: backends are none of the client's business."""
-    if isinstance(error, aiohttp.ClientConnectorError):
-        return error.os_error.strerror or type(error).__name__
+    number = error.os_error.errno if isinstance(error, aiohttp.ClientConnectorError) else None
+    if number is not None and number > 0:
+        return os.strerror(number)  # the error's own text holds the address: Connect call failed ('10.0.0.1', 8000)
     return type(error).__name__
