@@ -57,8 +57,12 @@ NOT_FORWARDED = HOP_BY_HOP | {
 
 PARSERS: dict[Dialect, Parse] = {Dialect.CHAT: chat.parse, Dialect.COMPLETIONS: completions.parse}
 
-# Answers up to this size are read whole, so that their usage can be checked; larger ones are relayed as they come.
-READ_WHOLE_BYTES = 16 << 20
+# Answers of counted dialects are read whole, so that another backend can take over until the end and their usage can be
+# checked. Only one with logprobs of a very long output comes near this; beyond it the backend is taken for broken.
+READ_WHOLE_BYTES = 256 << 20
+
+# vLLM refuses more sequences than this (VLLM_MAX_N_SEQUENCES). What it will refuse must not wait for room for them.
+MOST_SEQUENCES = 16384
 
 # Statuses after which another backend may do better: it is busy, restarting, or a proxy before it gave up.
 RETRY_STATUSES = frozenset({502, 503, 504})
@@ -143,9 +147,11 @@ class Serving:
         # Estimates, and sums over several prompts, may exceed what one request can ever hold; they must not refuse it.
         prompt_tokens = min(count.total_tokens, max(offer.window_tokens for offer in offers))
 
+        sequences = ask.n if ask.n <= MOST_SEQUENCES else 1
+
         tried: set[str] = set()
         for attempt in range(self._settings.relay.retries + 1):
-            lease = await self._gate.enter(offers, prompt_tokens, ask.n, len(body), frozenset(tried), model.id)
+            lease = await self._gate.enter(offers, prompt_tokens, sequences, len(body), frozenset(tried), model.id)
             try:
                 trace.waited(lease.waited_s)
                 await self._exchange(scope, ask, lease, client, trace)

@@ -57,6 +57,10 @@ class Job:
         return sum(map(len, self.prompts))
 
 
+# vLLM's default VLLM_MAX_N_SEQUENCES.
+MOST_SEQUENCES = 16384
+
+
 class Service:
     """One simulated server's state and the steps its routes are made of."""
 
@@ -200,6 +204,9 @@ class Service:
     def choices(self, document: Mapping[str, Any]) -> int:
         """``n``. Raises ``ApiError``."""
         n = self.integer(document, "n", 1) or 1
+        if n > MOST_SEQUENCES:
+            text = f"n must be at most {MOST_SEQUENCES}, got {n}. To increase this limit, set the VLLM_MAX_N_SEQUENCES "
+            raise validation_error(self.version, text + "environment variable.", "n", n)
         if n < 1:
             raise validation_error(self.version, f"n must be at least 1, got {n}.", "n", n)
         return n

@@ -134,6 +134,7 @@ BAD_BODIES = {
     "no messages": b'{"model": "qwen3-tiny"}',
     "model a list": b'{"model": ["qwen3-tiny"], "messages": [{"role": "user", "content": "hi"}]}',
     "negative n": hello('"n": -3'),
+    "too many sequences": hello('"n": 1000000000'),
     "absurd n": hello('"n": 1e99'),
     "fractional budget": hello('"max_tokens": 1.5'),
     "negative temperature": hello('"temperature": -9'),
