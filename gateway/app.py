@@ -37,10 +37,6 @@ from gateway.types import Dialect
 # Paths a backend answers beside /v1 (vLLM serves these without it).
 RELAYED_PREFIXES = ("/v1/", "/v2/", "/tokenize", "/detokenize", "/pooling", "/score", "/rerank", "/classify")
 
-# Paths no key is asked for, as at vLLM: probes and Prometheus have none.
-OPEN_PATHS = frozenset({"/", "/health", "/ready", "/metrics"})
-
-
 # Start-up waits so long for the backends' first answers; one that is down joins whenever it comes up.
 FIRST_LOOK_S = 3.0
 

@@ -67,7 +67,6 @@ MOST_SEQUENCES = 16384
 # Statuses after which another backend may do better: it is busy, restarting, or a proxy before it gave up.
 RETRY_STATUSES = frozenset({502, 503, 504})
 
-
 # Characters that stand for themselves in a path (RFC 3986, pchar); "%", "?" and "#" of a decoded path do not.
 UNQUOTED = "/:@!$&'()*+,;="
 
@@ -146,9 +145,7 @@ class Serving:
         count, offers = await self._fitted(ask, model, trace)
         # Estimates, and sums over several prompts, may exceed what one request can ever hold; they must not refuse it.
         prompt_tokens = min(count.total_tokens, max(offer.window_tokens for offer in offers))
-
         sequences = ask.n if ask.n <= MOST_SEQUENCES else 1
-
         tried: set[str] = set()
         for attempt in range(self._settings.relay.retries + 1):
             lease = await self._gate.enter(offers, prompt_tokens, sequences, len(body), frozenset(tried), model.id)
@@ -239,9 +236,10 @@ class Serving:
     async def _relay(self, ask: Ask, lease: Lease, response: UpstreamResponse, client: Client, trace: Trace) -> None:
         if response.status in RETRY_STATUSES:
             await self._give_up_on(response)
-        headers = passed_headers(response) + self._explained(trace, ask, lease)
+        explained = self._explained(trace, ask, lease)
+        headers = [*passed_headers(response), ("x-request-id", trace.request_id), *explained]
         if response.status >= 400:
-            await self._relay_error(ask, lease, response, client, trace)
+            await self._relay_error(ask, lease, response, client, trace, explained)
         elif is_event_stream(response):
             headers += [("cache-control", "no-cache"), ("x-accel-buffering", "no")]
             events = EventStream(ask)
@@ -279,7 +277,13 @@ class Serving:
         await client.answer(response.status, headers, body)
 
     async def _relay_error(
-        self, ask: Ask, lease: Lease, response: UpstreamResponse, client: Client, trace: Trace
+        self,
+        ask: Ask,
+        lease: Lease,
+        response: UpstreamResponse,
+        client: Client,
+        trace: Trace,
+        explained: list[tuple[str, str]],
     ) -> None:
         """A backend's own refusal keeps its meaning; one that clients could misread is worded anew."""
         body = await response.read(READ_WHOLE_BYTES, self._settings.relay.idle_timeout_s)
@@ -288,7 +292,6 @@ class Serving:
             response.status, body, ask.dialect, trace.request_id, lease.offer.window_tokens
         )
         trace.outcome = f"upstream_{status // 100}xx"
-        explained = [pair for pair in self._explained(trace, ask, lease) if pair[0] != "x-request-id"]
         await client.answer(status, headers + explained, body)
 
     async def _give_up_on(self, response: UpstreamResponse) -> None:
@@ -318,7 +321,6 @@ class Serving:
         """The headers that tell the client what was done. Documented in docs/headers.md."""
         offer = lease.offer
         headers = [
-            ("x-request-id", trace.request_id),
             ("x-kvgate-backend", lease.backend.name),
             ("x-kvgate-queue-wait-ms", str(round(trace.queue_wait_s * 1000))),
         ]

@@ -45,7 +45,7 @@ def run(options: argparse.Namespace) -> int:
             flags = ["serve", "--host", options.host, "--port", str(options.port), "--log-level", "warning"]
             for backend in backends:
                 flags += ["--backend", backend]
-            gateway = stack.enter_context(_process("gateway", flags))
+            gateway = stack.enter_context(_process(flags))
             _wait(url + "/ready", gateway, "a backend that answers")
             outcome = _ask(url, say)
             print(json.dumps(outcome, indent=2) if options.json else _report(outcome), flush=True)
@@ -80,7 +80,7 @@ def _simulated(say: Any) -> Iterator[list[str]]:
             say(f"starting a simulated vLLM with a {name} window on http://127.0.0.1:{port} ...")
             flags = ["simulate", "--port", str(port), "--model", MODEL, "--max-model-len", str(window)]
             flags += ["--tokenizer", str(folder), "--num-gpu-blocks", str(blocks)]
-            processes.append((f"http://127.0.0.1:{port}", stack.enter_context(_process(f"simulated {name}", flags))))
+            processes.append((f"http://127.0.0.1:{port}", stack.enter_context(_process(flags))))
         for url, process in processes:
             _wait(url + "/health", process, "the simulated vLLM")
             urls.append(url)
@@ -88,7 +88,7 @@ def _simulated(say: Any) -> Iterator[list[str]]:
 
 
 @contextlib.contextmanager
-def _process(name: str, flags: list[str]) -> Iterator[subprocess.Popen[bytes]]:
+def _process(flags: list[str]) -> Iterator[subprocess.Popen[bytes]]:
     """A part of the demo as a process of its own, which is ended with the block."""
     # Its own session: Ctrl-C goes to us alone, and we end the parts in order.
     process = subprocess.Popen([sys.executable, "-m", "gateway", *flags], start_new_session=True)

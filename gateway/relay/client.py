@@ -13,7 +13,6 @@ Scope = MutableMapping[str, Any]
 Message = MutableMapping[str, Any]
 Receive = Callable[[], Awaitable[Message]]
 Send = Callable[[Message], Awaitable[None]]
-RawHeaders = list[tuple[bytes, bytes]]
 
 
 def header(scope: Scope, name: bytes) -> str | None:

@@ -206,9 +206,9 @@ class Service:
         n = self.integer(document, "n", 1) or 1
         if n > MOST_SEQUENCES:
             text = f"n must be at most {MOST_SEQUENCES}, got {n}. To increase this limit, set the VLLM_MAX_N_SEQUENCES "
-            raise validation_error(self.version, text + "environment variable.", "n", n)
+            raise ApiError(text + "environment variable.")  # of n, vLLM names no parameter
         if n < 1:
-            raise validation_error(self.version, f"n must be at least 1, got {n}.", "n", n)
+            raise ApiError(f"n must be at least 1, got {n}.")
         return n
 
     def rank_of(self, request: Request) -> int:

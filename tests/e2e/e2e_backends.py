@@ -60,6 +60,12 @@ class Backend:
         """KV blocks held by requests at its last step."""
         return round(self.metrics().sum("vllm:kv_cache_usage_perc") * self.capacity_blocks)
 
+    def holds(self, requests: int, blocks: int) -> bool:
+        """Whether so many requests run and hold at least so many KV blocks, on one and the same page."""
+        page = self.metrics()
+        used = round(page.sum("vllm:kv_cache_usage_perc") * self.capacity_blocks)
+        return page.sum("vllm:num_requests_running") == requests and used >= blocks
+
     def preemptions(self) -> int:
         return int(self.metrics().sum("vllm:num_preemptions_total"))
 
