@@ -71,7 +71,7 @@ def test_the_stream_says_what_the_server_says(gateway: Gateway, backends: Backen
 
 
 def test_a_stream_arrives_piece_by_piece(gateway: Gateway) -> None:
-    """A gateway that held events back would never show more than a few pieces; a stalled machine does so now and then."""
+    """A gateway that held events back would never show many pieces; a stalled machine shows few now and then."""
     pieces = max(_pieces(gateway) for _ in range(3))
     assert pieces > 11, f"the stream came in {pieces} pieces at best"
 
