@@ -7,7 +7,7 @@ import contextlib
 import logging
 import time
 from collections.abc import AsyncIterator, Iterator, Mapping
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import httpx2
 import orjson
@@ -25,7 +25,7 @@ from gateway.api.paths import dialect_of, normalise
 from gateway.config import Settings
 from gateway.exceptions import GatewayError, NoRoute
 from gateway.fleet.fleet import Fleet
-from gateway.observe.gauges import fleet_gauges, queue_gauges
+from gateway.observe.gauges import fleet_gauges, gpu_gauges, queue_gauges
 from gateway.observe.metrics import CONTENT_TYPE, Gauge, Metrics
 from gateway.relay.client import Receive, Scope, Send
 from gateway.relay.gate import Gate
@@ -33,6 +33,9 @@ from gateway.relay.upstream import Upstream
 from gateway.serving import Serving
 from gateway.tokens.service import Counter
 from gateway.types import Dialect
+
+if TYPE_CHECKING:
+    from gateway.planner.gpu_watch import GpuWatch
 
 # Paths a backend answers beside /v1 (vLLM serves these without it).
 RELAYED_PREFIXES = ("/v1/", "/v2/", "/tokenize", "/detokenize", "/pooling", "/score", "/rerank", "/classify")
@@ -56,6 +59,7 @@ class App:
         self.counter = Counter(settings.counting, settings.models, self._post)
         self.upstream = Upstream(settings.relay)
         self.serving = Serving(settings, self.fleet, self.counter, self.gate, self.upstream, self.metrics)
+        self._gpus = _gpu_watch() if settings.gpu_metrics else None
         self.metrics.watch(self._gauges)
         self._keys = Keys(settings.api_keys)
         self._control: httpx2.AsyncClient | None = None
@@ -95,12 +99,16 @@ class App:
     async def _lifespan(self, _: Starlette) -> AsyncIterator[None]:
         async with self.upstream, httpx2.AsyncClient(trust_env=False, follow_redirects=False) as self._control:
             await self.fleet.start()
+            if self._gpus is not None:
+                self._gpus.start()
             warming = asyncio.create_task(self._warm())
             try:
                 await self.fleet.wait_until_known(FIRST_LOOK_S)
                 yield
             finally:
                 warming.cancel()
+                if self._gpus is not None:
+                    self._gpus.stop()
                 self.counter.close()
                 await self.fleet.stop()
 
@@ -170,11 +178,20 @@ class App:
     def _gauges(self) -> Iterator[Gauge]:
         yield from fleet_gauges(self.fleet.records())
         yield from queue_gauges(self.gate.stats())
+        if self._gpus is not None:
+            yield from gpu_gauges(self._gpus.latest())
 
 
 def create_app(settings: Settings) -> App:
     """The gateway as an ASGI application. It watches its backends from start-up to shutdown."""
     return App(settings)
+
+
+def _gpu_watch() -> GpuWatch:
+    """Imported only where asked for: most gateways run on a machine without GPUs."""
+    from gateway.planner.gpu_watch import GpuWatch
+
+    return GpuWatch()
 
 
 def _json(document: Any) -> Response:

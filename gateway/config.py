@@ -176,6 +176,7 @@ class Settings(BaseSettings):
     placing: PlacingSettings = Field(default_factory=PlacingSettings)
     fleet: FleetSettings = Field(default_factory=FleetSettings)
     relay: RelaySettings = Field(default_factory=RelaySettings)
+    gpu_metrics: bool = Field(default=False, description="Export the GPUs of this machine as metrics, through NVML.")
     log_level: Literal["debug", "info", "warning", "error"] = Field(default="info", description="Least level logged.")
 
     @field_validator("api_keys", "backends", mode="before")

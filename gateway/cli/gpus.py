@@ -19,6 +19,8 @@ def configure(parser: argparse.ArgumentParser) -> None:
     """Declare the options."""
     parser.add_argument("--json", action="store_true", help="everything that could be read; null is unknown")
     parser.add_argument("--metrics", action="store_true", help="print Prometheus text and stop")
+    parser.add_argument("--serve", type=int, metavar="PORT", help="serve /metrics until Ctrl-C, for Prometheus")
+    parser.add_argument("--host", default="127.0.0.1", help="address for --serve (127.0.0.1)")
     parser.add_argument(
         "--nvidia-smi", metavar="FILE", help="read saved nvidia-smi output (- for stdin) instead of NVML"
     )
@@ -32,6 +34,8 @@ def run(options: argparse.Namespace) -> int:
     """Print the cards. 0 when any was found, 1 when not."""
     from gateway.planner import gpus
 
+    if options.serve is not None:
+        return _serve(options)
     reading = _read(options)
     if options.metrics:
         print(gpus.exposition(reading), end="")
@@ -53,6 +57,28 @@ def _read(options: argparse.Namespace) -> GpuReading:
         return gpus.from_nvidia_smi(Path(options.nvidia_smi).read_text(encoding="utf-8", errors="replace"))
     except OSError as error:
         return gpus.GpuReading((), "nvidia-smi", f"cannot read {options.nvidia_smi}: {error.strerror}")
+
+
+def _serve(options: argparse.Namespace) -> int:
+    """The sidecar of a GPU machine. NVML only: a saved page does not change."""
+    from gateway.planner.gpu_sidecar import GpuSidecar
+    from gateway.planner.gpu_watch import GpuWatch
+
+    if options.nvidia_smi or not 0 <= options.serve <= 65535:
+        wrong = "--serve reads NVML, not --nvidia-smi" if options.nvidia_smi else "--serve needs a port, 0 to 65535"
+        print(f"kvgate gpus: {wrong}.", file=sys.stderr)
+        return 2
+    watch = GpuWatch()
+    try:
+        server = GpuSidecar(options.host, options.serve, watch)
+    except OSError as error:
+        print(f"kvgate gpus: cannot listen on {options.host}:{options.serve}: {error.strerror}.", file=sys.stderr)
+        return 1
+    watch.start()
+    with server:
+        print(f"GPU metrics on http://{options.host}:{server.server_port}/metrics", flush=True)
+        server.serve_forever()
+    return 0
 
 
 def _as_json(reading: GpuReading, utilization: float) -> dict[str, object]:

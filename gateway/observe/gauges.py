@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping
+from typing import TYPE_CHECKING
 
 from gateway.fleet.backend import BackendRecord
 from gateway.fleet.breaker import BreakerState
 from gateway.observe.metrics import Gauge
 from gateway.types import Health
+
+if TYPE_CHECKING:
+    from gateway.planner.gpus import GpuReading
 
 BREAKER = {BreakerState.CLOSED: 0.0, BreakerState.HALF_OPEN: 0.5, BreakerState.OPEN: 1.0}
 
@@ -63,3 +67,15 @@ def queue_gauges(stats: Mapping[str, float]) -> Iterator[Gauge]:
     """Readings of the queue (``Gate.stats``)."""
     yield Gauge("queue_requests", "Requests waiting for a place.", stats["waiting_requests"])
     yield Gauge("queue_bytes", "Bytes of their bodies.", stats["waiting_bytes"])
+
+
+def gpu_gauges(reading: GpuReading | None) -> Iterator[Gauge]:
+    """The GPUs of this machine, by UUID; nothing while there is no reading."""
+    if reading is None:
+        return
+    from gateway.planner.gpus import METRICS, samples
+
+    for sample in samples(reading):
+        yield Gauge(
+            sample.name.removeprefix("kvgate_"), METRICS[sample.name], sample.value, tuple(sample.labels.items())
+        )

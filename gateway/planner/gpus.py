@@ -77,7 +77,7 @@ METRICS: dict[str, str] = {
     "kvgate_gpu_memory_total_bytes": "Memory of the GPU.",
     "kvgate_gpu_memory_used_bytes": "Memory in use on the GPU, by anyone.",
     "kvgate_gpu_memory_free_bytes": "Memory free on the GPU.",
-    "kvgate_gpu_memory_process_bytes": "Memory one process holds on the GPU.",
+    "kvgate_gpu_memory_process_bytes": "Memory the processes of one name hold on the GPU.",
     "kvgate_gpu_processes": "Processes with a context on the GPU.",
     "kvgate_gpu_utilization_ratio": "Share of time a kernel was running, 0 to 1.",
     "kvgate_gpu_temperature_celsius": "Temperature of the GPU.",
@@ -139,11 +139,21 @@ def samples(reading: GpuReading) -> list[GpuSample]:
             ("kvgate_gpu_temperature_celsius", gpu.temperature_c),
         )
         found += [GpuSample(name, labels, float(value)) for name, value in values if value is not None]
-        for process in gpu.processes or ():
-            if process.used_bytes is not None:
-                owned = {**labels, "pid": str(process.pid), "process": process.name or ""}
-                found.append(GpuSample("kvgate_gpu_memory_process_bytes", owned, float(process.used_bytes)))
+        found += [
+            GpuSample("kvgate_gpu_memory_process_bytes", {**labels, "process": process}, float(used))
+            for process, used in _by_program(gpu.processes or ()).items()
+        ]
     return found
+
+
+def _by_program(processes: Iterable[GpuProcess]) -> dict[str, int]:
+    """Bytes by program, not by pid: pids would make a new series at every restart. ``kvgate gpus`` lists them."""
+    held: dict[str, int] = {}
+    for process in processes:
+        if process.used_bytes is not None:
+            program = (process.name or "unknown").rsplit("/", 1)[-1]
+            held[program] = held.get(program, 0) + process.used_bytes
+    return held
 
 
 def exposition(reading: GpuReading) -> str:

@@ -62,6 +62,8 @@ def gateway(simulators: list[KvgateProcess], tmp_path_factory: pytest.TempPathFa
         "KVGATE_BACKENDS": ",".join(process.url for process in simulators),
         "KVGATE_API_KEYS": KEY,
         "KVGATE_PORT": str(port),
+        "KVGATE_GPU_METRICS": "true",
+        "PYTHONPATH": str(ROOT / "tests" / "planner" / "standin"),  # one card, since the machine of the test has none
     }
     command = [*json.loads(stage["CMD"]), "--host", "127.0.0.1"]
     log = tmp_path_factory.mktemp("gateway") / "log"

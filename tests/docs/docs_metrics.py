@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from gateway.fleet.backend import BackendRecord, KvRecord, ModelRecord
 from gateway.fleet.breaker import BreakerState
-from gateway.observe.gauges import fleet_gauges, queue_gauges
-from gateway.observe.metrics import Metrics
+from gateway.observe.gauges import fleet_gauges, gpu_gauges, queue_gauges
+from gateway.observe.metrics import Gauge, Metrics
+from gateway.planner.gpus import Gpu, GpuProcess, GpuReading
 from gateway.types import Health
 
 RECORD = BackendRecord(
@@ -43,6 +44,14 @@ RECORD = BackendRecord(
     scrape_failures=0,
 )
 
+GPUS = GpuReading((Gpu(0, "GPU-1", "L4", 3, 1, 2, 0.5, 60.0, "8.9", (GpuProcess(1, 1, "vllm"),)),), "nvml")
+
+
+def every_gauge() -> list[Gauge]:
+    """What a gateway exports that knows all there is to know."""
+    queue = queue_gauges({"waiting_requests": 0, "waiting_bytes": 0})
+    return [*fleet_gauges([RECORD]), *queue, *gpu_gauges(GPUS)]
+
 
 def metrics_of_the_code() -> dict[str, tuple[str, tuple[str, ...]]]:
     """Name → (``counter``, ``histogram`` or ``gauge``; labels). Counters with their ``_total``."""
@@ -53,7 +62,7 @@ def metrics_of_the_code() -> dict[str, tuple[str, tuple[str, ...]]]:
             if family.type != "unknown":
                 name = f"{family.name}_total" if family.type == "counter" else family.name
                 found[name] = (family.type, tuple(getattr(metric, "_labelnames", ())))
-    for gauge in [*fleet_gauges([RECORD]), *queue_gauges({"waiting_requests": 0, "waiting_bytes": 0})]:
+    for gauge in every_gauge():
         found[f"kvgate_{gauge.name}"] = ("gauge", tuple(name for name, _ in gauge.labels))
     found["kvgate_build_info"] = ("gauge", ("version",))
     return found

@@ -6,12 +6,11 @@ import re
 from collections.abc import Iterator
 
 import pytest
-from docs_metrics import RECORD, metrics_of_the_code
+from docs_metrics import every_gauge, metrics_of_the_code
 from docs_pages import CODE, page, quoted, rows, section
 
 from gateway import exceptions
 from gateway.exceptions import GatewayError, NoRoute
-from gateway.observe.gauges import fleet_gauges, queue_gauges
 from gateway.observe.metrics import Metrics
 from gateway.types import CountKind, Dialect
 
@@ -33,7 +32,7 @@ def test_page_lists_exactly_the_metrics_of_each_kind_with_their_labels(kind: str
 
 def test_the_list_held_against_the_page_is_what_a_scrape_shows() -> None:
     metrics = Metrics()
-    metrics.watch(lambda: [*fleet_gauges([RECORD]), *queue_gauges({"waiting_requests": 0, "waiting_bytes": 0})])
+    metrics.watch(every_gauge)
     shown = set(re.findall(r"^# TYPE (\S+) (?:counter|gauge|histogram)$", metrics.text().decode(), re.MULTILINE))
     created = {name for name in shown if name.endswith("_created")}
     assert shown - created == set(metrics_of_the_code())
