@@ -19,6 +19,7 @@ class Dialect(StrEnum):
     COMPLETIONS = "completions"
     RESPONSES = "responses"
     MESSAGES = "messages"
+    POOLING = "pooling"  # embeddings, pooling, score, rerank, classify: prompts go in, no tokens come out
     OTHER = "other"
 
 
@@ -32,7 +33,12 @@ class CountKind(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class ChatPrompt:
-    """A conversation to be rendered by the model's chat template, as the client sent it (not yet normalised)."""
+    """A conversation to be rendered by the model's chat template, as the client sent it (not yet normalised).
+
+    ``from_messages``: it was converted from Anthropic's format, where vLLM asks the template about two things: whether
+    system messages must all be merged into the first, and which effort a thinking that is switched off stands for.
+    ``responses``: the body of a Responses request, for renderers that read its items instead of messages (gpt-oss).
+    """
 
     messages: list[dict[str, Any]]
     tools: list[dict[str, Any]] | None = None
@@ -44,6 +50,8 @@ class ChatPrompt:
     chat_template_kwargs: Mapping[str, Any] = field(default_factory=dict)
     documents: list[Any] | None = None
     reasoning_effort: str | None = None
+    from_messages: bool = False
+    responses: Mapping[str, Any] | None = field(default=None, compare=False)
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,6 +81,8 @@ class Ask:
     ``body`` are the client's own bytes, relayed untouched unless a decision changes the request. ``min_output_tokens``
     is the least output the client insists on (vLLM's ``min_tokens``). ``drop_fields`` are body fields that would be
     refused upstream and mean nothing (a budget ≤ 0). ``continuous_usage``: usage was asked for in every chunk.
+    ``counted``: its prompt is to be counted, if only by an estimate (``prompt`` is ``None`` where it cannot be known
+    here what will be rendered), and held against the usage in the answer.
     """
 
     dialect: Dialect
@@ -91,6 +101,7 @@ class Ask:
     min_output_tokens: int = 0
     drop_fields: tuple[str, ...] = ()
     continuous_usage: bool = False
+    counted: bool = True
 
 
 @dataclass(frozen=True, slots=True)
