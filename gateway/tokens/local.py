@@ -14,7 +14,9 @@ import jinja2
 
 from gateway.tokens.encoder import Encoder, best_encoder
 from gateway.tokens.errors import CannotCount, CannotLoad
+from gateway.tokens.lru import Lru
 from gateway.tokens.messages import ContentFormat, conversation, tools_for_template
+from gateway.tokens.shares import CACHE_ENTRIES, Shares
 from gateway.tokens.template import ChatTemplate
 from gateway.types import ChatPrompt, Prompt, TextPrompts, TokenPrompts
 
@@ -67,6 +69,7 @@ class LocalCounter:
         self._templates = templates or {}
         self._special_tokens = special_tokens
         self._options = options
+        self._shares: Lru[tuple[bytes, bytes], int] = Lru(CACHE_ENTRIES)
 
     def count(self, prompt: Prompt, default_kwargs: Mapping[str, Any]) -> tuple[int, ...]:
         """Tokens of each prompt for the engine, untruncated. Raises ``CannotCount``."""
@@ -84,6 +87,21 @@ class LocalCounter:
             if len(text) > MAX_TEXT_CHARS:
                 raise CannotCount(f"{len(text)} characters are too many to count", refused=True)
         return tuple(self.encoder.count(text, add_special_tokens) for text in texts)
+
+    def measure(self, text: str) -> int:
+        """Tokens of a bare text, special tokens in it recognised and none added. Raises ``CannotCount``."""
+        return self.encode((text,), add_special_tokens=False)[0]
+
+    def message_tokens(self, prompt: ChatPrompt, default_kwargs: Mapping[str, Any]) -> tuple[int, ...]:
+        """Tokens of each message by itself, wherever it stands (see ``shares``). Never raises."""
+        return self._shares_of(prompt, default_kwargs).of_messages(self._shares)
+
+    def overhead_tokens(self, prompt: ChatPrompt, default_kwargs: Mapping[str, Any], shares: Sequence[int]) -> int:
+        """Tokens of what belongs to no message: tools, the template's own text. ``shares``: of ``message_tokens``."""
+        return self._shares_of(prompt, default_kwargs).overhead(shares)
+
+    def _shares_of(self, prompt: ChatPrompt, default_kwargs: Mapping[str, Any]) -> Shares:
+        return Shares(prompt, default_kwargs, lambda chat: self.count(chat, default_kwargs)[0], self.measure)
 
     def render(self, prompt: ChatPrompt, default_kwargs: Mapping[str, Any]) -> str:
         """The text of a chat. ``default_kwargs``: the server's ``--default-chat-template-kwargs``."""

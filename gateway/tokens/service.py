@@ -112,6 +112,23 @@ class Counter:
         self._chose(model.name, state, "local", "")
         return self._counted(lengths, CountKind.EXACT, "local", ask, None)
 
+    async def message_tokens(self, ask: Ask, model: ServedModel) -> tuple[tuple[int, ...], int] | None:
+        """Tokens of each message of a chat by itself, and of all else (tools, the template's own text).
+
+        A message's share depends on it and the template alone, not on its place, so the sum is only close to the count.
+        ``None`` where nothing is counted locally.
+        """
+        prompt, local = ask.prompt, self.local(model)
+        if not isinstance(prompt, ChatPrompt) or local is None or "local" in self._state(model).distrusted:
+            return None
+        defaults = self._models.get(model.name, _PLAIN).default_chat_template_kwargs
+
+        def measure() -> tuple[tuple[int, ...], int]:
+            shares = local.message_tokens(prompt, defaults)
+            return shares, local.overhead_tokens(prompt, defaults, shares)
+
+        return await asyncio.get_running_loop().run_in_executor(self._renders, measure)
+
     def observe(self, model: str, count: Count, prompt_tokens: int) -> int | None:
         """Hold ``count`` against the ``usage.prompt_tokens`` that came back; returns ours − theirs.
 
