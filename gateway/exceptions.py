@@ -67,14 +67,15 @@ class UnknownModel(GatewayError):
 
 
 class ContextOverflow(GatewayError):
-    """The prompt does not fit any window."""
+    """The prompt does not fit any window. ``detail`` is a sentence about what could not be left out, if one helps."""
 
     status = 400
     code = "context_length_exceeded"
 
-    def __init__(self, overflow: Overflow) -> None:
+    def __init__(self, overflow: Overflow, detail: str = "") -> None:
         super().__init__("The prompt exceeds the context window of every backend.")
         self.overflow = overflow
+        self.detail = " ".join(detail.split())
 
 
 class Busy(GatewayError):

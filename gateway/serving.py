@@ -15,7 +15,7 @@ from urllib.parse import quote
 
 from gateway.access.keys import Keys
 from gateway.api import chat, completions, generic
-from gateway.api.errors import error_response, sse_error
+from gateway.api.errors import ANYONE, Caller, error_response, is_codex, sse_error
 from gateway.api.rewrite import upstream_body
 from gateway.api.upstream_errors import client_error, read_error
 from gateway.config import Settings
@@ -79,6 +79,7 @@ class Trace:
     request_id: str
     dialect: Dialect
     arrived_s: float
+    caller: Caller = ANYONE
     model: str = "other"
     outcome: str = "ok"
     count: Count | None = None
@@ -140,6 +141,8 @@ class Serving:
     async def _serve(self, scope: Scope, body: bytes, client: Client, trace: Trace) -> None:
         parse = PARSERS.get(trace.dialect, generic.parse) if scope["method"] == "POST" else generic.parse
         ask = parse(body, header(scope, b"content-type"), scope["path"])
+        codex = is_codex(header(scope, b"user-agent"), header(scope, b"originator"))
+        trace.caller = Caller(ask.stream, codex, ask.model)
         model = self._fleet.resolve(ask.model)
         trace.model = model.id
         count, offers = await self._fitted(ask, model, trace)
@@ -289,7 +292,7 @@ class Serving:
         body = await response.read(READ_WHOLE_BYTES, self._settings.relay.idle_timeout_s)
         response.release()
         status, headers, body = client_error(
-            response.status, body, ask.dialect, trace.request_id, lease.offer.window_tokens
+            response.status, body, ask.dialect, trace.request_id, lease.offer.window_tokens, trace.caller
         )
         trace.outcome = f"upstream_{status // 100}xx"
         await client.answer(status, headers + explained, body)
@@ -357,7 +360,7 @@ class Serving:
         trace.outcome = error.code
         self._metrics.rejections.labels(error.code).inc()
         if not client.started:
-            status, headers, body = error_response(error, trace.dialect, trace.request_id)
+            status, headers, body = error_response(error, trace.dialect, trace.request_id, trace.caller)
             if trace.count is not None:
                 headers += _counted(trace.count)
             await client.answer(status, headers, body)

@@ -4,9 +4,12 @@ from __future__ import annotations
 
 import json
 import math
+import time
+from dataclasses import dataclass
 from typing import Any
 
 from gateway.exceptions import (
+    BackendBusy,
     BackendTimeout,
     BadRequest,
     Busy,
@@ -29,10 +32,44 @@ LONGEST_RETRY_AFTER_S = 59
 
 _PROMPT_FIELDS = {Dialect.CHAT: "messages", Dialect.MESSAGES: "messages", Dialect.COMPLETIONS: "prompt"}
 
+_EVENT_STREAM = [("content-type", "text/event-stream"), ("cache-control", "no-cache"), ("x-accel-buffering", "no")]
 
-def error_response(error: GatewayError, dialect: Dialect, request_id: str) -> tuple[int, Headers, bytes]:
-    """Status, headers (with ``x-request-id``, without a length) and body of the answer to a failed request."""
-    headers = [JSON, ("x-request-id", request_id)]
+
+@dataclass(frozen=True, slots=True)
+class Caller:
+    """Who is answered, as far as that changes an error's form. ``stream``: a stream was asked for."""
+
+    stream: bool = False
+    codex: bool = False
+    model: str = ""
+
+
+ANYONE = Caller()
+
+
+@dataclass(frozen=True, slots=True)
+class StreamPlace:
+    """Where in a Responses stream an error stands: the response's id, and the number that its first event takes."""
+
+    response_id: str
+    sequence_number: int = 0
+    model: str = ""
+
+
+def is_codex(*headers: str | None) -> bool:
+    """Whether a ``user-agent`` or ``originator`` is Codex's: ``codex_cli_rs``, ``codex_exec``, ``codex_vscode`` …"""
+    return any("codex" in value.lower() for value in headers if value)
+
+
+def error_response(
+    error: GatewayError, dialect: Dialect, request_id: str, caller: Caller = ANYONE
+) -> tuple[int, Headers, bytes]:
+    """Status, headers (with ``x-request-id``, without a length) and body of the answer to a failed request.
+
+    Codex takes a 400 and a 429 for final whatever they say (``retry_429: false``). So its streams are told of an
+    overflow within a stream, where it looks for one, and of a full queue with the 503 that it knows.
+    """
+    headers = [("x-request-id", request_id)]
     if dialect is Dialect.MESSAGES:
         headers.append(("request-id", request_id))
     if isinstance(error, ContextOverflow):
@@ -41,30 +78,62 @@ def error_response(error: GatewayError, dialect: Dialect, request_id: str) -> tu
         headers.append(("www-authenticate", "Bearer"))
     elif isinstance(error, Busy):
         headers += [("retry-after", str(_seconds(error))), ("retry-after-ms", str(_seconds(error) * 1000))]
-    body = anthropic_body(error, request_id) if dialect is Dialect.MESSAGES else openai_body(error, dialect)
-    return error.status, headers, encode(body)
+    codex = caller.codex and dialect is Dialect.RESPONSES
+    if codex and caller.stream and isinstance(error, ContextOverflow):
+        return 200, [*_EVENT_STREAM, *headers], _refusing_stream(error, request_id, caller.model)
+    status, body = error.status, openai_body(error, dialect)
+    if dialect is Dialect.MESSAGES:
+        status = 529 if isinstance(error, BackendBusy) else status  # Anthropic's own status of an overload
+        body = anthropic_body(error, request_id)
+    elif codex and isinstance(error, Busy):
+        status = 503
+        body["error"] |= {"type": "server_error", "code": "server_is_overloaded"}
+    return status, [JSON, *headers], encode(body)
 
 
-def sse_error(error: GatewayError, dialect: Dialect) -> bytes:
-    """The events that end a stream whose status is already sent."""
+def sse_error(error: GatewayError, dialect: Dialect, place: StreamPlace | None = None) -> bytes:
+    """The events that end a stream whose status is already sent. ``place`` is for the Responses dialect."""
     if dialect is Dialect.MESSAGES:
         return b"event: error\ndata: " + encode(anthropic_body(error, None)) + b"\n\n"
     fields = openai_body(error, dialect)["error"]
     if dialect is Dialect.RESPONSES:
-        # Codex and LangChain look at response.failed; Codex ignores an event named error.
-        failed = {
-            "type": "response.failed",
-            "sequence_number": 0,
-            "response": {
-                "id": "resp_failed",
-                "object": "response",
-                "status": "failed",
-                "error": {"code": fields["code"], "message": fields["message"]},
-                "output": [],
-            },
-        }
-        return b"event: response.failed\ndata: " + encode(failed) + b"\n\n"
+        return _failing_events(fields, place or StreamPlace("resp_failed"))
     return b"data: " + encode({"error": fields}) + b"\n\ndata: [DONE]\n\n"
+
+
+def _refusing_stream(error: GatewayError, request_id: str, model: str) -> bytes:
+    """A whole Responses stream that says no more than why there is none."""
+    place = StreamPlace(f"resp_{request_id}", 0, model)
+    created = {"type": "response.created", "sequence_number": 0, "response": _response(place, "in_progress")}
+    fields = openai_body(error, Dialect.RESPONSES)["error"]
+    return _event(created) + _failing_events(fields, StreamPlace(place.response_id, 1, model))
+
+
+def _failing_events(fields: dict[str, Any], place: StreamPlace) -> bytes:
+    """``error``, which OpenCode and the OpenAI SDKs look for, then ``response.failed``, which Codex and LangChain do;
+    Codex drops events it does not know."""
+    told = {key: fields[key] for key in ("type", "code", "message", "param")}
+    said = {key: fields[key] for key in ("code", "message", "param")}
+    error = {"type": "error", "sequence_number": place.sequence_number, **said, "error": told}
+    response = _response(place, "failed") | {"error": {"code": fields["code"], "message": fields["message"]}}
+    failed = {"type": "response.failed", "sequence_number": place.sequence_number + 1, "response": response}
+    return _event(error) + _event(failed)
+
+
+def _response(place: StreamPlace, status: str) -> dict[str, Any]:
+    return {
+        "id": place.response_id,
+        "object": "response",
+        "created_at": int(time.time()),
+        "status": status,
+        "model": place.model,
+        "output": [],
+        "error": None,
+    }
+
+
+def _event(document: dict[str, Any]) -> bytes:
+    return b"event: " + str(document["type"]).encode("ascii") + b"\ndata: " + encode(document) + b"\n\n"
 
 
 def openai_body(error: GatewayError, dialect: Dialect) -> dict[str, Any]:
@@ -82,7 +151,9 @@ def openai_body(error: GatewayError, dialect: Dialect) -> dict[str, Any]:
 
 def anthropic_body(error: GatewayError, request_id: str | None) -> dict[str, Any]:
     """The body as Anthropic's API words it; an overflow must begin with its phrase (Zed, Claude Code)."""
-    message = _too_long(error.overflow) if isinstance(error, ContextOverflow) else message_of(error)
+    message = message_of(error)
+    if isinstance(error, ContextOverflow):
+        message = " ".join(filter(None, (_too_long(error.overflow), error.detail)))
     kind = _ANTHROPIC_TYPES.get(error.status, "invalid_request_error" if error.status < 500 else "api_error")
     body: dict[str, Any] = {"type": "error", "error": {"type": kind, "message": message}}
     if request_id is not None:
@@ -93,7 +164,7 @@ def anthropic_body(error: GatewayError, request_id: str | None) -> dict[str, Any
 def message_of(error: GatewayError) -> str:
     """The text for the client, on one line."""
     if isinstance(error, ContextOverflow):
-        return overflow_message(error.overflow)
+        return " ".join(filter(None, (overflow_message(error.overflow), error.detail)))
     text = " ".join(error.message.split())
     if isinstance(error, Busy):
         text = f"{text.rstrip('.')}. Please try again in {_seconds(error)}s."  # Codex waits for as long as this says

@@ -9,8 +9,8 @@ from typing import Any
 
 import orjson
 
-from gateway.api.errors import JSON, Headers, encode, error_response
-from gateway.exceptions import BackendFailed, ContextOverflow
+from gateway.api.errors import ANYONE, JSON, Caller, Headers, StreamPlace, encode, error_response, sse_error
+from gateway.exceptions import BackendFailed, ContextOverflow, GatewayError
 from gateway.types import Dialect, Overflow
 
 # What a body that is not vLLM's is quoted with at most.
@@ -29,7 +29,12 @@ class UpstreamError:
 
 
 def client_error(
-    status: int, body: bytes, dialect: Dialect, request_id: str, window_tokens: int | None = None
+    status: int,
+    body: bytes,
+    dialect: Dialect,
+    request_id: str,
+    window_tokens: int | None = None,
+    caller: Caller = ANYONE,
 ) -> tuple[int, Headers, bytes]:
     """Status, headers (as ``error_response``'s) and body for the client, when a backend answered ``status`` ≥ 400.
 
@@ -44,20 +49,43 @@ def client_error(
             f"The backend refused the gateway's own credentials (status {status}). "
             "Set the api_key of this backend in the gateway's settings."
         )
-        return error_response(refused, dialect, request_id)
+        return error_response(refused, dialect, request_id, caller)
     headers = [JSON, ("x-request-id", request_id)]
     if dialect is Dialect.MESSAGES:
         headers.append(("request-id", request_id))
     if status == 400:
         overflow = read_overflow(error.message, dialect, window_tokens)
         if overflow is not None:
-            return error_response(ContextOverflow(overflow), dialect, request_id)
-        reworded = _budget_message(error.message)
+            return error_response(ContextOverflow(overflow), dialect, request_id, caller)
+        reworded = _plain_message(error.message)
         if reworded is not None:
-            error = UpstreamError(reworded, error.type, "max_tokens", error.code, "other")
+            error = UpstreamError(reworded, error.type, error.param or "max_tokens", error.code, "other")
     if error.shape == ("anthropic" if dialect is Dialect.MESSAGES else "nested"):
         return status, headers, body
     return status, headers, encode(_enveloped(error, dialect))
+
+
+def event_error(data: bytes, dialect: Dialect, window_tokens: int | None = None) -> GatewayError | None:
+    """What the data of a stream's event says if it is an error that must be told in another way, else ``None``.
+
+    An overflow that only the engine noticed becomes ours (vLLM sends it in a 200 stream: images, gpt-oss); a failure of
+    the engine is a ``BackendFailed``, so that before anything was sent another backend can take over.
+    """
+    document = _document(data)
+    inner = document.get("error") if isinstance(document, dict) else None
+    if not isinstance(inner, dict) or not isinstance(inner.get("message"), str) or "choices" in document:
+        return None
+    overflow = read_overflow(inner["message"], dialect, window_tokens)
+    if overflow is not None:
+        return ContextOverflow(overflow)
+    code = inner.get("code")
+    failed = code >= 500 if isinstance(code, int) else inner.get("type") in _ENGINE_FAILURES
+    return BackendFailed("The backend failed. Try again.") if failed else None
+
+
+def error_event(error: GatewayError, dialect: Dialect, place: StreamPlace | None = None) -> bytes:
+    """The event that takes the place of a backend's in a stream that goes on to its own ``[DONE]``."""
+    return sse_error(error, dialect, place).removesuffix(b"data: [DONE]\n\n")
 
 
 def read_error(status: int, body: bytes) -> UpstreamError:
@@ -139,7 +167,11 @@ _OVERFLOWS: tuple[tuple[re.Pattern[str], bool], ...] = tuple(
             r"\((?P<prompt>\d+) in the (?:messages|prompt), (?P<output>\d+) in the completion\)",
             False,
         ),
-        (rf"{_M}\. However, you requested (?P<prompt>\d+) tokens in the ", False),
+        (
+            r"maximum (?:context|embedding input|position embeddings) length is (?P<window>\d+) tokens\. However, you "
+            r"requested (?P<prompt>\d+) tokens in the ",
+            False,
+        ),
         # images and gpt-oss; responses; the engine's own net
         (r"Input length \((?P<prompt>\d+)\) exceeds model's maximum context length \((?P<window>\d+)\)", False),
         (r"engine prompt length (?P<prompt>\d+) exceeds the max_model_len (?P<window>\d+)", False),
@@ -154,19 +186,35 @@ _OVERFLOWS: tuple[tuple[re.Pattern[str], bool], ...] = tuple(
     )
 )
 
-# 0.10.1 to 0.15, where the prompt itself fits. Most clients read "maximum context length" as an overflow.
+_ENGINE_FAILURES = frozenset({"InternalServerError", "ServiceUnavailableError", "Service Unavailable"})
+
+# Texts that clients read as an overflow though leaving history out would not help: 0.10.1 to 0.15, where the prompt
+# itself fits; completions of 0.14 and 0.15; and an image too large for the encoder, which Qwen Code compresses for.
 _BUDGET = re.compile(
     r"is too large: (?P<output>\d+)\. This model's maximum context length is (?P<window>\d+) tokens and your request "
     r"has (?P<prompt>\d+) input tokens"
 )
+_BUDGET_ALONE = re.compile(
+    r"'max_tokens' \((?P<output>\d+)\) cannot be greater than the model's maximum context length \((?P<window>\d+)\)"
+)
+_ITEM = re.compile(
+    r"contains a\(n\) (?P<kind>\w+) item with (?P<tokens>\d+) embedding tokens, which exceeds the pre-allocated "
+    r"encoder cache size (?P<cache>\d+)"
+)
 
 
-def _budget_message(message: str) -> str | None:
-    found = _BUDGET.search(message)
-    if found is None:
-        return None
-    left = max(0, int(found["window"][:18]) - int(found["prompt"][:18]))
-    return f"The output budget of {found['output']} is too large: {left} are left for it. Ask for at most {left}."
+def _plain_message(message: str) -> str | None:
+    found = _BUDGET.search(message) or _BUDGET_ALONE.search(message)
+    if found is not None:
+        left = max(0, int(found["window"][:18]) - int(found.groupdict().get("prompt", "0")[:18]))
+        return f"The output budget of {found['output']} is too large: {left} are left for it. Ask for at most {left}."
+    found = _ITEM.search(message)
+    if found is not None:
+        return (
+            f"The {found['kind']} is too large: the backend's encoder cache holds {found['cache']} embeddings, and it "
+            f"takes {found['tokens']}. Send a smaller one."
+        )
+    return None
 
 
 def _enveloped(error: UpstreamError, dialect: Dialect) -> dict[str, Any]:

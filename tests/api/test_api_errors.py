@@ -11,8 +11,9 @@ from api_clients import ANTHROPIC_CLIENTS, CHAT_CLIENTS, those_who_see_an_overfl
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gateway.api.errors import error_response, overflow_message, sse_error
+from gateway.api.errors import Caller, StreamPlace, error_response, is_codex, overflow_message, sse_error
 from gateway.exceptions import (
+    BackendBusy,
     BackendFailed,
     BackendTimeout,
     BadRequest,
@@ -235,12 +236,84 @@ def test_a_messages_stream_ends_with_an_event_named_error() -> None:
     assert rest == [b"", b""]
 
 
+def events(data: bytes) -> list[dict[str, Any]]:
+    """The documents of a stream, each under the event name it says itself."""
+    documents = []
+    for block in data.decode().removesuffix("\n\n").split("\n\n"):
+        event, line = block.split("\n")
+        documents.append(json.loads(line.removeprefix("data: ")))
+        assert event == f"event: {documents[-1]['type']}"
+    return documents
+
+
 def test_a_responses_stream_ends_with_response_failed() -> None:
-    event, data, *rest = sse_error(OVERFLOW, Dialect.RESPONSES).split(b"\n")
-    failed = json.loads(data.removeprefix(b"data: "))
-    assert event == b"event: response.failed"
-    assert failed["type"] == "response.failed"
-    assert failed["response"]["status"] == "failed"
+    error, failed = events(sse_error(OVERFLOW, Dialect.RESPONSES, StreamPlace("resp_7", 41, "m")))
+    assert (error["type"], error["sequence_number"]) == ("error", 41)
+    assert error["error"]["code"] == error["code"] == "context_length_exceeded"
+    assert (failed["type"], failed["sequence_number"]) == ("response.failed", 42)
+    assert (failed["response"]["id"], failed["response"]["status"]) == ("resp_7", "failed")
     assert failed["response"]["error"]["code"] == "context_length_exceeded"
     assert "exceeds the context window" in failed["response"]["error"]["message"]
-    assert rest == [b"", b""]
+
+
+# --- Codex
+
+
+@pytest.mark.parametrize("header", ["codex_cli_rs/0.171.0 (Debian 13.0.0; x86_64)", "codex_exec", "Codex_VSCode/1"])
+def test_codex_is_known_by_its_user_agent_or_originator(header: str) -> None:
+    assert is_codex(None, header)
+    assert is_codex(header, None)
+
+
+def test_others_are_not_codex() -> None:
+    assert not is_codex(None, None)
+    assert not is_codex("OpenAI/Python 3.57.0", "opencode")
+
+
+def test_codex_is_told_of_an_overflow_within_a_stream() -> None:
+    status, headers, body = error_response(OVERFLOW, Dialect.RESPONSES, "req-1", Caller(True, True, "m"))
+    assert status == 200
+    assert dict(headers)["content-type"] == "text/event-stream"
+    assert dict(headers)["x-request-id"] == "req-1"
+    created, error, failed = events(body)
+    assert [event["type"] for event in (created, error, failed)] == ["response.created", "error", "response.failed"]
+    assert [event["sequence_number"] for event in (created, error, failed)] == [0, 1, 2]
+    assert created["response"]["id"] == failed["response"]["id"] == "resp_req-1"
+    assert created["response"]["model"] == "m"
+    assert failed["response"]["error"]["code"] == "context_length_exceeded"
+
+
+@pytest.mark.parametrize("caller", [Caller(True, False), Caller(False, True), Caller()])
+def test_all_others_are_told_by_status_400(caller: Caller) -> None:
+    status, headers, body = error_response(OVERFLOW, Dialect.RESPONSES, "r", caller)
+    assert (status, dict(headers)["content-type"]) == (400, "application/json")
+    assert json.loads(body)["error"]["param"] == "input"
+
+
+def test_codex_gets_other_errors_by_their_status() -> None:
+    status, headers, _ = error_response(BadRequest("no"), Dialect.RESPONSES, "r", Caller(True, True))
+    assert (status, dict(headers)["content-type"]) == (400, "application/json")
+
+
+def test_codex_never_gets_the_429_that_it_takes_for_final() -> None:
+    busy = Busy("All places are taken.", 3)
+    status, headers, body = error_response(busy, Dialect.RESPONSES, "r", Caller(True, True))
+    assert (status, json.loads(body)["error"]["code"]) == (503, "server_is_overloaded")
+    assert dict(headers)["retry-after"] == "3"
+    assert error_response(busy, Dialect.RESPONSES, "r", Caller(True, False))[0] == 429
+
+
+def test_a_backend_too_busy_has_anthropics_own_status() -> None:
+    status, _, body = answer(BackendBusy("Every backend is busy."), Dialect.MESSAGES)
+    assert (status, body["error"]["type"]) == (529, "overloaded_error")
+    assert answer(BackendBusy("Every backend is busy."))[0] == 503
+
+
+@pytest.mark.parametrize("dialect", list(Dialect))
+def test_what_could_not_be_left_out_is_said_and_hides_the_overflow_from_nobody(dialect: Dialect) -> None:
+    detail = "The newest message alone has 33000 tokens,\n and is never cut."
+    overflow = ContextOverflow(OVERFLOW.overflow, detail)
+    status, _, body = error_response(overflow, dialect, "r")
+    assert json.loads(body)["error"]["message"].endswith(" ".join(detail.split()))
+    clients = ANTHROPIC_CLIENTS if dialect is Dialect.MESSAGES else CHAT_CLIENTS
+    assert those_who_see_an_overflow(status, body, clients) == clients.keys()

@@ -10,7 +10,8 @@ from api_clients import CHAT_CLIENTS, those_who_see_an_overflow
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gateway.api.upstream_errors import client_error, read_overflow
+from gateway.api.upstream_errors import client_error, error_event, event_error, read_overflow
+from gateway.exceptions import BackendFailed, ContextOverflow
 from gateway.simulator.errors import ApiError, Lengths, check_lengths, envelope
 from gateway.simulator.options import Version
 from gateway.types import Dialect, Overflow
@@ -170,6 +171,16 @@ LEAST = "This model's maximum context length is 32768 tokens. However, "
             "input.",
             Overflow(40000, 0, M, M),
         ),
+        (
+            "This model's maximum embedding input length is 32768 tokens. However, you requested 40000 tokens in the "
+            "input for embedding generation. Please reduce the length of the input.",
+            Overflow(40000, 0, M, M),
+        ),
+        (
+            "This model's maximum position embeddings length is 32768 tokens. However, you requested 40000 tokens in "
+            "the input for embedding generation. Please reduce the length of the input or enable chunked processing.",
+            Overflow(40000, 0, M, M),
+        ),
         ("Input length (40000) exceeds model's maximum context length (32768).", Overflow(40000, 0, M, M)),
         (
             "The engine prompt length 40000 exceeds the max_model_len 32768. Please reduce prompt.",
@@ -232,6 +243,67 @@ def test_a_budget_too_large_beside_a_prompt_that_fits_is_not_told_as_an_overflow
     assert status == 400
     assert "Ask for at most 8533." in body["error"]["message"]
     assert those_who_see_an_overflow(400, json.dumps(body).encode()) == set()
+
+
+@pytest.mark.parametrize(
+    ("text", "says"),
+    [
+        (
+            "'max_tokens' (64000) cannot be greater than the model's maximum context length (32768).",
+            "Ask for at most 32768.",
+        ),
+        (
+            "The decoder prompt contains a(n) image item with 5000 embedding tokens, which exceeds the pre-allocated "
+            "encoder cache size 4096. Please reduce the input size or increase the encoder cache size by setting "
+            "--limit-mm-per-prompt at startup.",
+            "Send a smaller one.",
+        ),
+    ],
+)
+def test_what_leaving_history_out_would_not_help_is_not_told_as_an_overflow(text: str, says: str) -> None:
+    assert those_who_see_an_overflow(400, json.dumps(refused(text)).encode()) != set()
+    status, body = answer(400, refused(text))
+    assert (status, body["error"]["type"]) == (400, "BadRequestError")
+    assert says in body["error"]["message"]
+    assert those_who_see_an_overflow(400, json.dumps(body).encode()) == set()
+
+
+# --- errors within a stream
+
+NET = "Input length (40000) exceeds model's maximum context length (32768)."
+
+
+@pytest.mark.parametrize("envelope_", [refused(NET), {"type": "error", "error": {"type": "x", "message": NET}}])
+def test_an_overflow_within_a_stream_is_told_in_our_words(envelope_: dict[str, Any]) -> None:
+    error = event_error(json.dumps(envelope_).encode(), Dialect.CHAT)
+    assert isinstance(error, ContextOverflow)
+    assert error.overflow == Overflow(40000, 0, M, M)
+    event = error_event(error, Dialect.CHAT)
+    document = json.loads(event.removeprefix(b"data: "))
+    assert event.endswith(b"}\n\n")
+    assert those_who_see_an_overflow(400, json.dumps(document).encode()) == CHAT_CLIENTS.keys()
+
+
+def test_the_engines_own_failure_lets_another_backend_take_over() -> None:
+    died = refused("EngineCore encountered an issue.", type="InternalServerError", code=500)
+    assert isinstance(event_error(json.dumps(died).encode(), Dialect.CHAT), BackendFailed)
+    unnumbered = {"error": {"message": "EngineCore encountered an issue.", "type": "InternalServerError"}}
+    assert isinstance(event_error(json.dumps(unnumbered).encode(), Dialect.CHAT), BackendFailed)
+
+
+@pytest.mark.parametrize(
+    "data",
+    [
+        b"[DONE]",
+        b"{}",
+        b'{"error": null}',
+        b'{"error": "x"}',
+        b'{"choices": [{"delta": {"content": "error"}}], "error": {"message": "x", "code": 500}}',
+        json.dumps(refused("The tool call cannot be parsed.")).encode(),
+    ],
+)
+def test_other_events_are_the_backends_own(data: bytes) -> None:
+    assert event_error(data, Dialect.CHAT, M) is None
 
 
 def test_an_overflow_is_only_read_in_a_400() -> None:
