@@ -9,13 +9,12 @@ import asyncio
 import logging
 import time
 import uuid
-from collections.abc import Callable
 from dataclasses import dataclass, field
 from urllib.parse import quote
 
 from gateway.access.keys import Keys
-from gateway.api import chat, completions, generic
 from gateway.api.errors import ANYONE, Caller, error_response, is_codex, sse_error
+from gateway.api.parsers import parser_of
 from gateway.api.rewrite import upstream_body
 from gateway.api.upstream_errors import client_error, read_error
 from gateway.config import Settings
@@ -42,8 +41,6 @@ from gateway.types import Ask, Count, CountKind, Dialect, Offer, Overflow
 
 log = logging.getLogger("kvgate.serving")
 
-Parse = Callable[[bytes, str | None, str], Ask]
-
 # What a client says to us and not to the backend. Its credentials are ours to check; bodies are relayed uncompressed.
 NOT_FORWARDED = HOP_BY_HOP | {
     "host",
@@ -54,8 +51,6 @@ NOT_FORWARDED = HOP_BY_HOP | {
     "accept-encoding",
     "expect",
 }
-
-PARSERS: dict[Dialect, Parse] = {Dialect.CHAT: chat.parse, Dialect.COMPLETIONS: completions.parse}
 
 # Answers of counted dialects are read whole, so that another backend can take over until the end and their usage can be
 # checked. Only one with logprobs of a very long output comes near this; beyond it the backend is taken for broken.
@@ -139,7 +134,7 @@ class Serving:
             self._record(trace)
 
     async def _serve(self, scope: Scope, body: bytes, client: Client, trace: Trace) -> None:
-        parse = PARSERS.get(trace.dialect, generic.parse) if scope["method"] == "POST" else generic.parse
+        parse = parser_of(scope["method"], scope["path"])
         ask = parse(body, header(scope, b"content-type"), scope["path"])
         codex = is_codex(header(scope, b"user-agent"), header(scope, b"originator"))
         trace.caller = Caller(ask.stream, codex, ask.model)
@@ -169,7 +164,7 @@ class Serving:
     async def _fitted(self, ask: Ask, model: Model, trace: Trace) -> tuple[Count, tuple[Offer, ...]]:
         """The count of ``ask`` and the backends whose window holds it. Raises ``ContextOverflow``."""
         windows = self._fleet.windows(model.id)
-        if ask.prompt is None:
+        if not ask.counted:
             # Not rendered here: the size of the body stands in for its need of KV blocks, and the backend judges it.
             guess = Count(len(ask.body) // 4, len(ask.body) // 4, CountKind.ESTIMATE, "bytes")
             return guess, tuple(Offer(name, window, None, False) for name, window in sorted(windows.items()))
@@ -256,9 +251,9 @@ class Serving:
                 self._settings.relay,
                 lambda error: sse_error(error, ask.dialect),
             )
-        elif response.headers.get("content-type", "").startswith("application/json") and ask.prompt is not None:
+        elif response.headers.get("content-type", "").startswith("application/json") and ask.counted:
             await self._relay_json(response, client, trace, headers)
-        elif ask.prompt is not None:
+        elif ask.counted and ask.dialect is not Dialect.POOLING:  # embeddings may come as bare floats
             raise BackendFailed("The backend answered with something that is not JSON. Try again.")
         else:
             await relay_bytes(client, response, headers, lease, trace.progress, self._settings.relay)
@@ -330,7 +325,7 @@ class Serving:
         if trace.count is not None:
             headers += _counted(trace.count)
             headers.append(("x-kvgate-window", str(offer.window_tokens)))
-            if offer.output_tokens is not None:
+            if offer.output_tokens:
                 headers.append(("x-kvgate-output-tokens", str(offer.output_tokens)))
             if offer.clamped and ask.output_tokens is not None:
                 headers.append(("x-kvgate-clamped-from", str(ask.output_tokens)))

@@ -56,10 +56,15 @@ class ChatPrompt:
 
 @dataclass(frozen=True, slots=True)
 class TextPrompts:
-    """One or more raw texts; each is its own prompt for the engine."""
+    """One or more raw texts; each is its own prompt for the engine.
+
+    ``approximate``: the engine's prompts are made of these texts in a way not known here (pairs of a reranker), so that
+    their count is an estimate.
+    """
 
     texts: tuple[str, ...]
     add_special_tokens: bool = True
+    approximate: bool = False
 
 
 @dataclass(frozen=True, slots=True)

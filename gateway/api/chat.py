@@ -57,7 +57,7 @@ def parse(body: bytes, content_type: str | None, path: str = PATH) -> Ask:
         stream=stream,
         include_usage=usage.at_end,
         truncate_prompt_tokens=truncation(document),
-        has_media=any(_has_media(message) for message in messages),
+        has_media=any(has_media(message) for message in messages),
         min_output_tokens=positive(document.get("min_tokens"), 0),
         drop_fields=budget.drop_fields,
         continuous_usage=usage.in_every_chunk,
@@ -104,7 +104,8 @@ def _is_tokenised(document: Mapping[str, Any]) -> bool:
     return isinstance(transfer, dict) and transfer.get("prompt_token_ids") is not None
 
 
-def _has_media(message: Mapping[str, Any]) -> bool:
+def has_media(message: Mapping[str, Any]) -> bool:
+    """Whether any content part of a chat message is something else than text."""
     content = message.get("content")
     return isinstance(content, list) and any(
         isinstance(part, dict) and (_text(part.get("type")) in _MEDIA or not _MEDIA.isdisjoint(part))

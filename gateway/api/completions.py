@@ -23,12 +23,13 @@ def parse(body: bytes, content_type: str | None, path: str = PATH) -> Ask:
     stream = truthy(document.get("stream"))
     budget = _budget(document)
     usage = read_usage_wish(document, stream)
+    special = truthy(document.get("add_special_tokens"), otherwise=True)
     countable = document.get("prompt_embeds") is None and not document.get("suffix")
     return Ask(
         dialect=Dialect.COMPLETIONS,
         path=path,
         model=model_name(document),
-        prompt=_prompt(document) if countable else None,
+        prompt=prompts_of(document.get("prompt"), special) if countable else None,
         body=body,
         document=document,
         output_tokens=budget.tokens,
@@ -51,9 +52,8 @@ def _budget(document: Mapping[str, Any]) -> Budget:
     return budget
 
 
-def _prompt(document: Mapping[str, Any]) -> TextPrompts | TokenPrompts | None:
-    prompt = document.get("prompt")
-    special = truthy(document.get("add_special_tokens"), otherwise=True)
+def prompts_of(prompt: Any, special: bool) -> TextPrompts | TokenPrompts | None:
+    """One text, many, one list of token ids, or many; ``None`` for any other shape. ``special``: BOS and its like."""
     if isinstance(prompt, str):
         return TextPrompts((prompt,), special)
     if not isinstance(prompt, list) or not prompt:

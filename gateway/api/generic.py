@@ -25,7 +25,7 @@ def parse(body: bytes, content_type: str | None, path: str) -> Ask:
         form = (content_type or "").lower().startswith("multipart/form-data")
         found = _MULTIPART_MODEL.search(body) if form else None
         model = found[1].decode("utf-8", "replace").strip() if found else ""
-        return Ask(dialect, path, model, None, body, {}, include_usage=True)
+        return Ask(dialect, path, model, None, body, {}, include_usage=True, counted=False)
     document = parse_object(body, content_type)
     return Ask(
         dialect=dialect,
@@ -37,4 +37,5 @@ def parse(body: bytes, content_type: str | None, path: str) -> Ask:
         n=positive(document.get("n")),
         stream=truthy(document.get("stream")),
         include_usage=True,
+        counted=False,
     )

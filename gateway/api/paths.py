@@ -27,6 +27,14 @@ _SLASHES = re.compile(r"/{2,}")
 _DIALECTS = {
     "/v1/chat/completions": Dialect.CHAT,
     "/v1/completions": Dialect.COMPLETIONS,
+    "/v1/embeddings": Dialect.POOLING,
+    "/pooling": Dialect.POOLING,
+    "/classify": Dialect.POOLING,
+    "/score": Dialect.POOLING,
+    "/v1/score": Dialect.POOLING,
+    "/rerank": Dialect.POOLING,
+    "/v1/rerank": Dialect.POOLING,
+    "/v2/rerank": Dialect.POOLING,
 }
 
 

@@ -8,8 +8,11 @@ from typing import Any
 
 import orjson
 
-from gateway.api.body import LenientObject
+from gateway.api.body import LenientObject, integer
 from gateway.types import Ask, Dialect, Offer
+
+# Anthropic's least thinking budget, which vLLM holds clients to.
+LEAST_THINKING_TOKENS = 1024
 
 _DROP: Any = object()
 _BLANKS = b" \t\r\n"
@@ -32,16 +35,29 @@ def upstream_body(ask: Ask, offer: Offer) -> bytes:
 
 
 def _changes(ask: Ask, offer: Offer) -> dict[str, Any]:
-    if ask.dialect not in (Dialect.CHAT, Dialect.COMPLETIONS):
+    if not ask.counted:
         return {}
     changes: dict[str, Any] = dict.fromkeys(ask.drop_fields, _DROP)
-    if offer.clamped:
+    if offer.clamped and offer.output_tokens is not None:
         changes[ask.output_field] = offer.output_tokens
         if ask.dialect is Dialect.CHAT and ask.output_field == "max_completion_tokens" and "max_tokens" in ask.document:
             changes["max_tokens"] = _DROP  # it would contradict the field that wins
-    if ask.stream:
+        if ask.dialect is Dialect.MESSAGES:
+            changes |= _smaller_thinking(ask, offer.output_tokens)
+    if ask.stream and ask.dialect in (Dialect.CHAT, Dialect.COMPLETIONS):
         changes |= _usage_options(ask)
     return changes
+
+
+def _smaller_thinking(ask: Ask, output_tokens: int) -> dict[str, Any]:
+    """vLLM refuses a thinking budget that is not below ``max_tokens``, or below 1024; without one the model judges."""
+    thinking = ask.document.get("thinking")
+    budget = integer(thinking.get("budget_tokens")) if isinstance(thinking, dict) else None
+    if budget is None or budget < output_tokens or thinking.get("type") != "enabled":
+        return {}
+    if output_tokens <= LEAST_THINKING_TOKENS:
+        return {"thinking": {"type": "adaptive"}}
+    return {"thinking": {**thinking, "budget_tokens": output_tokens - 1}}
 
 
 def _usage_options(ask: Ask) -> dict[str, Any]:

@@ -23,7 +23,8 @@ def fit(
     ``settings.output_floor_tokens``.
 
     An exact count decides. An upper bound may accept but not reject, an estimate neither: what they say does not fit is
-    offered to the largest window all the same, and the backend judges.
+    offered to the largest window all the same, and the backend judges. So it does for pooling: with chunked processing
+    vLLM takes longer inputs than the window, and does not say so.
 
     A budget is lowered to what the window leaves, always: vLLM < 0.32 refuses prompt + budget > window, and every
     version refuses budget > window. It is never lowered below the output floor, which is the configured one, or the
@@ -39,7 +40,7 @@ def fit(
         fitting.sort(key=lambda item: _preference(sizes, item, settings.comfortable_output_tokens))
         return Fits(tuple(sizes.offer(name, window) for name, window in fitting))
     largest = max(windows.values())
-    if count.kind is CountKind.EXACT:
+    if count.kind is CountKind.EXACT and ask.dialect is not Dialect.POOLING:
         return sizes.overflow(largest)
     names = sorted(name for name, window in windows.items() if window == largest)
     return Fits(tuple(sizes.blind_offer(name, largest) for name in names))
@@ -51,8 +52,10 @@ class _Sizes:
     __slots__ = ("_count", "_floor", "_minimum", "_truncate", "asked", "generates")
 
     def __init__(self, ask: Ask, count: Count, floor_tokens: int) -> None:
-        self.generates = ask.dialect is not Dialect.OTHER
+        self.generates = ask.dialect not in (Dialect.OTHER, Dialect.POOLING)
         self.asked = ask.output_tokens if self.generates else None
+        if ask.dialect is Dialect.POOLING:
+            self.asked = 0
         if self.asked is None and ask.dialect is Dialect.COMPLETIONS:
             self.asked = COMPLETIONS_DEFAULT_TOKENS
         self._floor = floor_tokens

@@ -5,6 +5,7 @@ Runs for every chunk of every stream, so bytes are searched, not parsed; JSON is
 
 from __future__ import annotations
 
+import json
 import re
 from typing import Any
 
@@ -12,6 +13,10 @@ import orjson
 
 # An event longer than this is passed on as it comes.
 LONGEST_EVENT_BYTES = 8 << 20
+
+# A larger answer is not decoded for its usage, which is looked for in so many bytes.
+MOST_DECODED_BYTES = 1 << 20
+MOST_USAGE_BYTES = 1 << 16
 
 # In the JSON of a stream this cannot stand within a string: there, quotes are escaped.
 _USAGE = re.compile(rb'"usage"\s*:\s*\{')
@@ -123,7 +128,7 @@ def strip_usage(data: bytes, *, at_end: bool, in_every_chunk: bool) -> tuple[byt
     for event in split_events(data):
         document = _document(event) if has_usage(event) else None
         usage = None if document is None else _usage_in(document)
-        last = usage or last
+        last = {**(last or {}), **usage} if usage else last
         if document is None or usage is None or "usage" not in document:
             kept.append(event)
             continue
@@ -151,18 +156,50 @@ def split_events(data: bytes) -> list[bytes]:
 def json_usage(body: bytes) -> tuple[int | None, int | None]:
     """Prompt and output tokens that an answer which is not streamed tells, each ``None`` if it does not.
 
-    Raises ``ValueError`` if ``body`` is no JSON object.
+    Raises ``ValueError`` if ``body`` is no JSON object. Of a huge one (embeddings: a million numbers take 10 ms) only
+    the braces at its ends and the last usage in it are looked at.
     """
-    document = orjson.loads(body)
-    if not isinstance(document, dict):
+    if len(body) > MOST_DECODED_BYTES:
+        usage = _last_usage(body)
+    else:
+        document = orjson.loads(body)
+        if not isinstance(document, dict):
+            raise ValueError("not a JSON object")
+        usage = _usage_in(document)
+    return prompt_tokens_of(usage or {}), output_tokens_of(usage or {})
+
+
+def _last_usage(body: bytes) -> dict[str, Any] | None:
+    blanks = b" \t\r\n"
+    if not body.lstrip(blanks).startswith(b"{") or not body.rstrip(blanks).endswith(b"}"):
         raise ValueError("not a JSON object")
-    usage = _usage_in(document) or {}
-    return prompt_tokens_of(usage), output_tokens_of(usage)
+    place = body.rfind(b'"usage"')
+    found = _USAGE.match(body, place) if place >= 0 else None
+    if found is None:
+        return None
+    text = body[found.end() - 1 :][:MOST_USAGE_BYTES].decode("utf-8", "replace")
+    try:
+        usage = json.JSONDecoder().raw_decode(text)[0]
+    except ValueError:
+        return None
+    return usage if isinstance(usage, dict) else None
 
 
 def prompt_tokens_of(usage: dict[str, Any]) -> int | None:
-    """The prompt tokens a usage object tells."""
-    return _number(usage, "prompt_tokens", "input_tokens")
+    """The prompt tokens a usage object tells, in the meaning of our counts.
+
+    Anthropic's ``input_tokens`` leave out what came from or went into the cache. Responses whose tools the backend runs
+    itself add up the prompts of all turns; the first of them is the client's.
+    """
+    details = usage.get("input_tokens_details")
+    turns = details.get("input_tokens_per_turn") if isinstance(details, dict) else None
+    if isinstance(turns, list) and len(turns) > 1 and isinstance(turns[0], int):
+        return turns[0]
+    tokens = _number(usage, "prompt_tokens", "input_tokens")
+    if tokens is None or "prompt_tokens" in usage:
+        return tokens
+    cached = (_number(usage, name) or 0 for name in ("cache_read_input_tokens", "cache_creation_input_tokens"))
+    return tokens + sum(cached)
 
 
 def output_tokens_of(usage: dict[str, Any]) -> int | None:

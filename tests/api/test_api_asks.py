@@ -226,14 +226,9 @@ def test_the_output_budget_of_a_completion(
 
 
 def test_other_requests_tell_their_model_and_whether_they_stream() -> None:
-    ask = generic.parse(b'{"model": "e", "input": "x", "stream": 1}', JSON, "/v1/embeddings")
-    assert (ask.dialect, ask.path, ask.model, ask.stream, ask.prompt) == (
-        Dialect.OTHER,
-        "/v1/embeddings",
-        "e",
-        True,
-        None,
-    )
+    ask = generic.parse(b'{"model": "e", "input": "x", "stream": 1}', JSON, "/v2/embed")
+    assert (ask.dialect, ask.path, ask.model, ask.stream) == (Dialect.OTHER, "/v2/embed", "e", True)
+    assert (ask.prompt, ask.counted) == (None, False)
     assert ask.include_usage
 
 
@@ -307,7 +302,7 @@ def test_a_path_once_normalised_stays(path: str) -> None:
         ("/v1/messages", Dialect.MESSAGES),
         ("/v1/messages/count_tokens", Dialect.MESSAGES),
         ("/v1/messagesx", Dialect.OTHER),
-        ("/v1/embeddings", Dialect.OTHER),
+        ("/v1/embeddings", Dialect.POOLING),
         ("/v1/chat/completions/render", Dialect.OTHER),
     ],
 )

@@ -97,9 +97,13 @@ def test_min_tokens_beyond_the_window_are_left_to_the_backend_to_refuse() -> Non
 
 
 def test_embeddings_have_no_output_and_no_floor() -> None:
-    request = ask(Dialect.OTHER)
-    assert offers(fit(request, exact(2048), {"a": 2048}, SETTINGS)) == (Offer("a", 2048, None, clamped=False),)
-    assert fit(request, exact(2049), {"a": 2048}, SETTINGS) == Overflow(2049, 0, 2048, 2048)
+    request = ask(Dialect.POOLING)
+    assert offers(fit(request, exact(2048), {"a": 2048}, SETTINGS)) == (Offer("a", 2048, 0, clamped=False),)
+
+
+def test_embeddings_beyond_every_window_are_the_largest_backends_to_judge() -> None:
+    windows = {"a": 2048, "b": 4096}  # vLLM with chunked processing takes more than its window, and does not say so
+    assert offers(fit(ask(Dialect.POOLING), exact(9000), windows, SETTINGS)) == (Offer("b", 4096, 0, clamped=False),)
 
 
 def test_a_completion_without_a_budget_wants_sixteen_tokens() -> None:
