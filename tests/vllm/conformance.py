@@ -1,0 +1,144 @@
+"""``make conformance``: our counts held against ``usage.prompt_tokens`` of real vLLM servers, family by family.
+
+A tiny random model for each real tokenizer is served by vLLM on CPU; each family's template is sent with the request
+(``--trust-request-chat-template``). What vLLM reported, or refused, is kept in ``conformance.json``; the table in
+``docs/counting.md`` is made from it, and a test of the normal suite counts the same requests again without vLLM.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+import httpx2
+from conformance_count import Recount
+from conformance_requests import Body, requests
+from families.catalogue import FAMILIES, MODELS, Family, Model
+from families.models import model_folder
+from families.packages import CannotFetch
+from families.templates import template_file
+from vllm_server import ServerFailed, VllmServer
+
+RESULTS = Path(__file__).with_name("conformance.json")
+PORT = 18620
+WINDOW_TOKENS = 32768
+FLAGS = (
+    *("--load-format", "dummy", "--enforce-eager", "--max-num-seqs", "4", "--max-model-len", str(WINDOW_TOKENS)),
+    *("--trust-request-chat-template", "--enable-auto-tool-choice", "--tool-call-parser", "hermes"),
+)
+
+
+def main() -> int:
+    """Measure the families asked for and print every difference; the exit status says whether there is one."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--only", help="models by name, with commas between; the results of others are kept")
+    parser.add_argument("--port", type=int, default=PORT, help="of the vLLM server")
+    options = parser.parse_args()
+    names = options.only.split(",") if options.only else list(MODELS)
+    results = read_results()
+    for name in names:
+        model = MODELS[name]
+        try:
+            results["models"] |= measure(model, options.port)
+        except (CannotFetch, ServerFailed) as error:
+            print(f"{name}: not measured: {error}", flush=True)
+    order = [family.name for family in FAMILIES]
+    results["models"] = dict(sorted(results["models"].items(), key=lambda item: order.index(item[0])))
+    RESULTS.write_text(json.dumps(results, ensure_ascii=False, indent=1) + "\n", encoding="utf-8")
+    return report(results)
+
+
+def read_results() -> dict[str, Any]:
+    """What was measured before."""
+    if RESULTS.is_file():
+        found: dict[str, Any] = json.loads(RESULTS.read_text(encoding="utf-8"))
+        return found
+    return {"models": {}}
+
+
+def measure(model: Model, port: int) -> dict[str, Any]:
+    """Answers of one tiny model to all requests of all families it carries: family to its record."""
+    families = [family for family in FAMILIES if family.model == model.name]
+    record = {}
+    with serving(model, port) as client:
+        for family in families:
+            started = time.monotonic()
+            record[family.name] = {
+                "date": datetime.now(UTC).strftime("%Y-%m-%d"),
+                "vllm": client.get("/version").json()["version"],
+                "usage": {column: [ask(client, body, family) for body in bodies] for column, bodies in columns(family)},
+            }
+            print(f"{family.name}: asked in {time.monotonic() - started:.1f} s", flush=True)
+    return record
+
+
+def columns(family: Family) -> Iterator[tuple[str, Sequence[Body]]]:
+    """The columns of a family: the common ones, and its own template kwargs."""
+    for column, bodies in requests().items():
+        if column == "kwargs":
+            own = [{**bodies[2], "chat_template_kwargs": kwargs} for kwargs in family.kwargs]
+            bodies = [*bodies, *own]
+        yield column, bodies
+
+
+@contextmanager
+def serving(model: Model, port: int) -> Iterator[httpx2.Client]:
+    """A vLLM server with ``model``, and a client for it."""
+    server = VllmServer(f"conformance-{model.name}", model_folder(model), port, "m", (*FLAGS, *model.flags))
+    started = time.monotonic()
+    try:
+        server.start()
+        server.wait_ready()
+        print(f"{model.name}: ready after {time.monotonic() - started:.0f} s", flush=True)
+        with httpx2.Client(base_url=server.url, timeout=120, trust_env=False) as client:
+            yield client
+    finally:
+        server.stop()
+
+
+def ask(client: httpx2.Client, body: Body, family: Family) -> int | str:
+    """``usage.prompt_tokens``, or what vLLM says instead."""
+    sent = {"model": "m", "max_tokens": 1, **body}
+    if family.template is not None:
+        sent["chat_template"] = template_file(family.template).read_text(encoding="utf-8")
+    answer = client.post("/v1/chat/completions", json=sent)
+    document = answer.json()
+    if answer.status_code == 200:
+        return int(document["usage"]["prompt_tokens"])
+    return f"{answer.status_code}: {' '.join(str(document['error']['message']).split())[:160]}"
+
+
+def report(results: dict[str, Any]) -> int:
+    """Print where we differ; 1 if we do."""
+    different = 0
+    for family in FAMILIES:
+        record = results["models"].get(family.name)
+        if record is None:
+            continue
+        try:
+            recount = Recount(family, record["date"])
+        except CannotFetch as error:
+            print(f"{family.name}: not counted: {error}")
+            continue
+        cells = 0
+        for column, bodies in columns(family):
+            for place, (body, theirs) in enumerate(zip(bodies, record["usage"][column], strict=True)):
+                ours = recount.count(body)
+                cells += 1
+                if isinstance(theirs, int) and ours != theirs:
+                    different += 1
+                    print(f"{family.name} / {column} #{place}: vLLM {theirs}, we {ours}")
+        print(f"{family.name}: {cells} requests", flush=True)
+    print(f"{different} requests differ")
+    return min(different, 1)
+
+
+if __name__ == "__main__":
+    sys.exit(main())
