@@ -77,9 +77,14 @@ def _spliced(body: bytes, changes: Mapping[str, Any]) -> bytes:
     return head + comma + orjson.dumps(changes)[1:]
 
 
+def must_be_read_anew(ask: Ask) -> bool:
+    """Whether orjson cannot write the document true to the original, so that ``json`` must read and write the body."""
+    return isinstance(ask.document, LenientObject) or _LONG_NUMBER in ask.body.translate(_DIGITS)
+
+
 def _encoded(ask: Ask, changes: Mapping[str, Any]) -> bytes:
     """The document encoded anew with ``changes``; what orjson cannot write true to the original, ``json`` writes."""
-    if not isinstance(ask.document, LenientObject) and _LONG_NUMBER not in ask.body.translate(_DIGITS):
+    if not must_be_read_anew(ask):
         return orjson.dumps(_changed(ask.document, changes))
     return json.dumps(_changed(json.loads(ask.body.decode("utf-8-sig")), changes)).encode("ascii")
 
