@@ -45,6 +45,7 @@ def configure(parser: argparse.ArgumentParser) -> None:
     flags.add_argument("--vllm-version", metavar="X.Y.Z", help="plan for this release (default: the newest known)")
     flags.add_argument("--gpu-memory-utilization", type=float, metavar="SHARE")
     flags.add_argument("--enforce-eager", action="store_true", help="no CUDA graphs")
+    flags.add_argument("--language-model-only", action="store_true", help="without the vision tower of a VLM")
     flags.add_argument("--max-num-batched-tokens", type=int, metavar="N")
     flags.add_argument("--max-num-seqs", type=int, metavar="N")
     flags.add_argument("--block-size", type=int, metavar="TOKENS")
@@ -171,6 +172,7 @@ def _wish(options: argparse.Namespace) -> Wish:
         lora_adapters=int(adapters),
         lora_rank=int(rank or 16),
         kv_memory_gib=options.kv_memory,
+        text_only=options.language_model_only,
     )
 
 

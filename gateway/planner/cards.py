@@ -33,6 +33,11 @@ class Card:
         return int(match[1]) * 10 + int(match[2]) if match else None
 
     @property
+    def unified(self) -> bool:
+        """Whether CPU and GPU share the memory (Jetson, DGX Spark)."""
+        return self.kind == "unified"
+
+    @property
     def shows_a_desktop(self) -> bool:
         """Whether a monitor is likely attached, which costs memory that the utilisation does not know of."""
         return self.kind == "consumer"

@@ -44,6 +44,8 @@ def serve_arguments(plan: Plan) -> list[str]:
     words += _batch_words(plan)
     if wish.eager:
         words.append("--enforce-eager")
+    if wish.text_only:
+        words.append("--language-model-only")
     if wish.block_tokens:
         words += ["--block-size", str(wish.block_tokens)]
     if not wish.prefix_caching:
@@ -115,7 +117,8 @@ def _batch_words(plan: Plan) -> list[str]:
             seqs = blocks
     if seqs is not None:
         words += ["--max-num-seqs", str(seqs)]
-    defaults = batch_defaults(plan.behaviour, plan.card.memory_gib, plan.card.name, plan.window)
+    card = plan.card
+    defaults = batch_defaults(plan.behaviour, card.memory_gib, card.name, plan.window, unified=card.unified)
     if wish.batched_tokens is not None and wish.batched_tokens != defaults.batched_tokens:
         words += ["--max-num-batched-tokens", str(wish.batched_tokens)]
     return words

@@ -1,25 +1,36 @@
 """What vLLM takes beside weights and KV: the profile run's peak, memory outside torch, CUDA graphs. Estimates.
 
-The shape comes from how vLLM profiles (a dummy forward of ``max_num_batched_tokens``, then the sampler over
-``max_num_seqs`` rows of logits); the constants were fitted to start-up logs of 0.6 to 0.32 and carry their spread.
+The shape is vLLM's profile run: the vision encoder with its largest items, a dummy forward of the whole batch, then the
+sampler over ``max_num_seqs`` rows of logits; the highest of the three moments counts, with what attention keeps aside.
+The sampler's constant was fitted to start-up logs (tests/planner/test_planner_memory.py holds each of them out once),
+those of memory outside torch and graphs were read in logs; they carry their spread.
 """
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 from gateway.planner.figures import GIB, Figure, Kind
 from gateway.planner.geometry import ModelGeometry, first_int
+from gateway.planner.layers import LayerKind
 from gateway.planner.versions import Behaviour
 
-# Bytes the sampler's temporaries take a logit: fp32 logits, sorted copy, int64 indices, probabilities.
-_SAMPLER_BYTES_FIRST_RUNNER = 34
-_SAMPLER_BYTES_SMALL_VOCABULARY = 27  # up to 131,072 entries: fitted to logs, like the other two
-_SAMPLER_BYTES_SECOND_RUNNER = 9
+# Bytes the first runner's sampler takes a logit: bf16 and fp32 logits, sorted copy, indices, the sort's own buffers.
+SAMPLER_BYTES_FIRST_RUNNER = 36
+_SAMPLER_BYTES_SECOND_RUNNER = 9  # sorts nothing while profiling (vLLM 0.32 v1/worker/gpu/model_runner.py)
 _GRAPH_GIB_PER_LAYER = 0.0245
-_NON_TORCH_GIB = 0.30
+_NON_TORCH_GIB = 0.35  # CUDA context and kernels on one GPU: 0.30 to 0.47 in the logs that state it
+_NON_TORCH_UNIFIED_GIB = (
+    1.35  # the processes' own memory and the page cache come out of the same pool: 0.7 and 2.0 seen
+)
 _NON_TORCH_TP_GIB = 0.55
 _RESIDUAL_COPIES = 3
+# Rows of latent attention gathered for prefills: sparse models five windows, others at most 64k tokens.
+_SPARSE_WINDOWS, _LATENT_WORKSPACE_TOKENS = 5, 64 << 10
+_TOWER_WIDTH, _QWEN_TOKENS_AN_IMAGE = 1152, 16384
+# Widths of a patch held at once in the tower: pixels and residuals on every rank, the MLP's two sides divided.
+_TOWER_COPIED, _TOWER_DIVIDED = 6.5, 7.5
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,6 +44,7 @@ class RunSettings:
     lora_rank: int = 0
     lora_adapters: int = 0
     max_model_len: int = 8192
+    unified: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,8 +63,10 @@ def overheads(geometry: ModelGeometry, run: RunSettings, behaviour: Behaviour, *
     if last_stage:
         activation = max(activation, sampler_bytes(geometry, run, behaviour))
     if geometry.multimodal:
-        activation += encoder_bytes(geometry, run)
-    outside = _NON_TORCH_GIB + (_NON_TORCH_TP_GIB if run.tp > 1 else 0.0)
+        encoded = encoder_tokens(geometry, run) * geometry.hidden * geometry.model_bytes
+        activation = max(encoder_bytes(geometry, run), encoded + activation)
+    activation += workspace_bytes(geometry, run, behaviour)
+    outside = (_NON_TORCH_UNIFIED_GIB if run.unified else _NON_TORCH_GIB) + (_NON_TORCH_TP_GIB if run.tp > 1 else 0.0)
     graphs = graph_gib(geometry, run)
     return Overheads(
         activation=_around(activation / GIB, 0.6, 1.5),
@@ -81,18 +95,42 @@ def sampler_bytes(geometry: ModelGeometry, run: RunSettings, behaviour: Behaviou
     """The sampler's temporaries over ``max_num_seqs`` rows; V0 profiled without them."""
     if behaviour.engine_v0:
         return 0.0
-    small = geometry.vocab <= 131_072
-    first = _SAMPLER_BYTES_SMALL_VOCABULARY if small else _SAMPLER_BYTES_FIRST_RUNNER
-    each = _SAMPLER_BYTES_SECOND_RUNNER if behaviour.second_runner else first
+    if behaviour.version[:2] < (0, 8):
+        # The first V1 profiled no sampler, but logits of every token of the batch (0.7 v1/worker/gpu_model_runner.py).
+        return float(run.batched_tokens) * (geometry.vocab + geometry.hidden) * geometry.model_bytes
+    each = _SAMPLER_BYTES_SECOND_RUNNER if behaviour.second_runner else SAMPLER_BYTES_FIRST_RUNNER
     return float(run.seqs) * geometry.vocab * each
 
 
+def encoder_tokens(geometry: ModelGeometry, run: RunSettings) -> int:
+    """Encoder output tokens of the profile run: the batch, or one largest image. Qwen's may have any size."""
+    return max(run.batched_tokens, _QWEN_TOKENS_AN_IMAGE if "qwen" in geometry.model_type else 0)
+
+
 def encoder_bytes(geometry: ModelGeometry, run: RunSettings) -> float:
-    """The vision encoder profiled with its largest image: grows with the encoder budget."""
-    patches = 4 * min(max(run.batched_tokens, 2048), 16384)
-    # Qwen's towers take images of any size, up to the whole budget; others resize to a fixed one.
-    widths = 16.0 if "qwen" in geometry.model_type else 4.0
-    return patches * 1152 * geometry.model_bytes * widths
+    """The widest moment of the vision tower over those tokens; 4 (Qwen), 9 (Gemma 4) or 16 patches make a token."""
+    tower = geometry.config.get("_vision_config")
+    width = (first_int(tower, "hidden_size", "embed_dim") if isinstance(tower, Mapping) else None) or _TOWER_WIDTH
+    ratio = 4 if "qwen" in geometry.model_type else 9 if geometry.model_type.startswith("gemma4") else 16
+    held = width * (_TOWER_COPIED + _TOWER_DIVIDED / run.tp)
+    # A tower that makes 16 patches a token runs on images of a fixed size, some at a time.
+    return encoder_tokens(geometry, run) * min(ratio, 9) * held * geometry.model_bytes
+
+
+def workspace_bytes(geometry: ModelGeometry, run: RunSettings, behaviour: Behaviour) -> float:
+    """What latent attention keeps for prefills; it grows with the window (vLLM 0.32 flashmla_sparse, mla_attention)."""
+    if not geometry.uses_mla:
+        return 0.0
+    text = geometry.config
+    row = (first_int(text, "kv_lora_rank") or 512) + (first_int(text, "qk_rope_head_dim") or 64)
+    if any(layer.kind is LayerKind.INDEXER for layer in geometry.layers):
+        # 0.32 takes two windows above 256k; when that began was not looked up, and a 0.24 log agrees with five.
+        windows = 2 if behaviour.version[:2] >= (0, 32) and run.max_model_len > 256 << 10 else _SPARSE_WINDOWS
+        return float(windows * run.max_model_len) * row * geometry.model_bytes
+    tokens = min(max(8 * run.max_model_len, 64 * run.seqs), _LATENT_WORKSPACE_TOKENS)
+    widened = (first_int(text, "qk_nope_head_dim") or 128) + (first_int(text, "v_head_dim") or 128)
+    heads = max(geometry.attention_heads // run.tp, 1)
+    return float(tokens) * (row + heads * widened) * geometry.model_bytes
 
 
 def graph_gib(geometry: ModelGeometry, run: RunSettings) -> float:

@@ -15,6 +15,7 @@ from gateway.planner.hardware import OFFERED, Support, kv_support
 from gateway.planner.kvdtypes import canonical_kv_dtype
 from gateway.planner.layers import Layer, LayerKind
 from gateway.planner.overhead import Overheads, RunSettings, overheads
+from gateway.planner.parameters import count_parameters
 from gateway.planner.pool import Pool, PoolSettings
 from gateway.planner.speculation import Speculation
 from gateway.planner.versions import Behaviour, batch_defaults
@@ -46,6 +47,7 @@ class Wish:
     lora_adapters: int = 0
     lora_rank: int = 16
     kv_memory_gib: float | None = None
+    text_only: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,6 +60,19 @@ class Subject:
     exact_bytes: int | None = None
     draft: ModelGeometry | None = None
     quant_from_name: str | None = None
+
+    def without_vision(self) -> Subject:
+        """``--language-model-only``: no vision tower is loaded or profiled."""
+        vision = self.vision_parameters
+        if vision is None:
+            vision = count_parameters(self.geometry).vision
+        return replace(
+            self,
+            geometry=replace(self.geometry, multimodal=False),
+            parameters=None if self.parameters is None else self.parameters - vision,
+            vision_parameters=0,
+            exact_bytes=None if self.exact_bytes is None else self.exact_bytes - vision * self.geometry.model_bytes,
+        )
 
 
 @dataclass(frozen=True, slots=True)
@@ -111,11 +126,13 @@ def make_plan(subject: Subject, card: Card, wish: Wish, behaviour: Behaviour, *,
     """Compute a plan. Raises ContradictoryFlags for flags that exclude each other."""
     wish = replace(wish, kv_dtype=canonical_kv_dtype(wish.kv_dtype))
     _check(subject.geometry, wish)
+    if wish.text_only and subject.geometry.multimodal:
+        subject = subject.without_vision()
     geometry = subject.geometry
     window = wish.context or geometry.max_position or _FALLBACK_WINDOW
     utilization = wish.utilization if wish.utilization is not None else behaviour.default_utilization
     batched, seqs = _batching(geometry, card, wish, behaviour, window)
-    run = RunSettings(batched, seqs, wish.tp, wish.eager, wish.lora_rank, wish.lora_adapters, window)
+    run = RunSettings(batched, seqs, wish.tp, wish.eager, wish.lora_rank, wish.lora_adapters, window, card.unified)
     weights = _weights(subject, wish)
     requested = Figure(card.memory_gib * utilization, Kind.EXACT if card.measured else Kind.MEASURED)
     pool, extra, budget = _deciding_stage(subject, card, wish, behaviour, run, requested, weights)
@@ -273,7 +290,7 @@ def _check(geometry: ModelGeometry, wish: Wish) -> None:
 
 
 def _batching(geometry: ModelGeometry, card: Card, wish: Wish, behaviour: Behaviour, window: int) -> tuple[int, int]:
-    defaults = batch_defaults(behaviour, card.memory_gib, card.name, window)
+    defaults = batch_defaults(behaviour, card.memory_gib, card.name, window, unified=card.unified)
     seqs = wish.seqs or defaults.seqs
     batched = wish.batched_tokens or min(defaults.batched_tokens, seqs * window)
     return batched, seqs

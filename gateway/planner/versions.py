@@ -86,8 +86,15 @@ class BatchDefaults:
     seqs: int
 
 
-def batch_defaults(behaviour: Behaviour, memory_gib: float, card_name: str, max_model_len: int) -> BatchDefaults:
-    """The defaults ``vllm serve`` picks for a card of ``memory_gib`` (``get_batch_defaults`` of 0.32)."""
+def batch_defaults(
+    behaviour: Behaviour, memory_gib: float, card_name: str, max_model_len: int, *, unified: bool = False
+) -> BatchDefaults:
+    """The defaults ``vllm serve`` picks for a card of ``memory_gib`` (``get_batch_defaults`` of 0.32).
+
+    ``unified``: NVML tells no memory of integrated GPUs, so vLLM takes them for small ones (vllm#57378).
+    """
+    if unified:
+        memory_gib = 0.0
     if behaviour.engine_v0:
         # V0 profiles the whole window unless chunked prefill is on, which it is by itself above 32k.
         chunked = 2048 if behaviour.version >= (0, 6, 5) else 512
