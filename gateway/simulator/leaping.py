@@ -72,6 +72,10 @@ class LeapingEngine(Engine):
         """Output tokens so far, by request that runs or waits."""
         return {name: sequence.produced for name, sequence in self._known.items()}
 
+    def running_ids(self) -> list[str]:
+        """The requests that run now."""
+        return [sequence.request.request_id for sequence in self._running]
+
     def _all_wait(self) -> bool:
         """Whether the head of the queue stays where it is."""
         if not self._waiting or len(self._running) >= self.config.max_num_seqs:
@@ -102,6 +106,4 @@ class LeapingEngine(Engine):
 
     def _blocks_for(self, steps: int) -> int:
         size = self.config.block_size_tokens
-        return sum(
-            max(0, -(-(sequence.computed + steps) // size) - len(sequence.blocks)) for sequence in self._running
-        )
+        return sum(max(0, -(-(sequence.computed + steps) // size) - len(sequence.blocks)) for sequence in self._running)
