@@ -276,3 +276,27 @@ class Refused:
 
 
 Decision = Placed | Refused
+
+
+@dataclass(frozen=True, slots=True)
+class ModelFacts:
+    """What a model's chat template takes, as far as it is known; what is not known is taken for granted.
+
+    ``takes_…``: system messages at all, and elsewhere than first; developer messages; the same role twice in a row; an
+    assistant's message first; a user's right after a tool's result; no user's message at all; calls without results and
+    results without calls; text in parts. ``nine_character_ids``: ids of tool calls must have that length (Mistral).
+    ``vllm_version`` is the oldest that serves the model: major and minor.
+    """
+
+    vllm_version: tuple[int, int] | None = None
+    takes_system: bool = True
+    takes_late_system: bool = True
+    takes_developer: bool = True
+    takes_repeated_roles: bool = True
+    takes_assistant_first: bool = True
+    takes_user_after_tool: bool = True
+    takes_no_user: bool = True
+    takes_open_calls: bool = True
+    takes_orphan_results: bool = True
+    takes_parts: bool = True
+    nine_character_ids: bool = False
