@@ -41,6 +41,24 @@ class Section(BaseModel):
     model_config = ConfigDict(extra="forbid", frozen=True)
 
 
+def base_url(value: str) -> str:
+    """A base URL without a trailing slash or ``/v1``. Raises ``ValueError``."""
+    url = value.strip()
+    if "://" not in url:
+        url = "http://" + url
+    url = url.rstrip("/").removesuffix("/v1").rstrip("/")
+    try:
+        parts = urlsplit(url)
+        valid = parts.scheme in ("http", "https") and bool(parts.hostname) and parts.port != 0
+    except ValueError:  # the port is no number, or too large; an IPv6 address without its bracket
+        valid = False
+    if not valid or any(character.isspace() for character in url):
+        raise ValueError(f"not an http(s) URL: {value!r}")
+    if parts.query or parts.fragment:
+        raise ValueError(f"a base URL has no query or fragment: {value!r}")
+    return url
+
+
 class BackendSettings(Section):
     """One vLLM server."""
 
@@ -56,20 +74,7 @@ class BackendSettings(Section):
     @field_validator("url")
     @classmethod
     def _normalised(cls, value: str) -> str:
-        url = value.strip()
-        if "://" not in url:
-            url = "http://" + url
-        url = url.rstrip("/").removesuffix("/v1").rstrip("/")
-        try:
-            parts = urlsplit(url)
-            valid = parts.scheme in ("http", "https") and bool(parts.hostname) and parts.port != 0
-        except ValueError:  # the port is no number, or too large; an IPv6 address without its bracket
-            valid = False
-        if not valid or any(character.isspace() for character in url):
-            raise ValueError(f"not an http(s) URL: {value!r}")
-        if parts.query or parts.fragment:
-            raise ValueError(f"a base URL has no query or fragment: {value!r}")
-        return url
+        return base_url(value)
 
     @property
     def label(self) -> str:
@@ -90,7 +95,21 @@ class ModelSettings(Section):
     default_chat_template_kwargs: dict[str, Any] = Field(
         default_factory=dict, description="As the server's --default-chat-template-kwargs."
     )
+    trust_request_chat_template: bool = Field(
+        default=False, description="As the server's --trust-request-chat-template."
+    )
+    exclude_tools_when_tool_choice_none: bool = Field(
+        default=False, description="As the server's --exclude-tools-when-tool-choice-none."
+    )
+    render_url: str | None = Field(
+        default=None, description="Base URL of a `vllm launch render` beside the backends, which then counts."
+    )
     output_floor_tokens: Tokens | None = Field(default=None, description="Overrides fitting.output_floor_tokens.")
+
+    @field_validator("render_url")
+    @classmethod
+    def _normalised(cls, value: str | None) -> str | None:
+        return None if value is None else base_url(value)
 
 
 class CountingSettings(Section):

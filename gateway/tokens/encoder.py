@@ -8,6 +8,7 @@ bounded memory.
 from __future__ import annotations
 
 import random
+from collections.abc import Sequence
 from typing import Any, Protocol
 
 from gateway.tokens.errors import CannotCount
@@ -24,6 +25,12 @@ class Encoder(Protocol):
 
     def count(self, text: str, add_special_tokens: bool) -> int:
         """Tokens of ``text``. Raises ``CannotCount`` for text that no tokenizer takes (lone surrogates)."""
+
+    def ids(self, text: str, add_special_tokens: bool) -> list[int]:
+        """Token ids of ``text``. May raise what the tokenizer raises."""
+
+    def strings(self, ids: Sequence[int]) -> list[str]:
+        """The vocabulary's entries for ``ids``, as they stand there."""
 
 
 class FastEncoder:
@@ -48,8 +55,12 @@ class FastEncoder:
             raise CannotCount(f"the text is not valid Unicode: {error.reason}", refused=True) from None
 
     def ids(self, text: str, add_special_tokens: bool) -> list[int]:
-        """Token ids, for comparison."""
+        """Token ids of ``text``."""
         return list(self._tokenizer.encode(text, add_special_tokens=add_special_tokens).ids)
+
+    def strings(self, ids: Sequence[int]) -> list[str]:
+        """The vocabulary's entries for ``ids``."""
+        return [self._tokenizer.id_to_token(token) or "" for token in ids]
 
 
 class ReferenceEncoder:
@@ -73,8 +84,12 @@ class ReferenceEncoder:
             raise CannotCount(f"the text is not valid Unicode: {error}", refused=True) from None
 
     def ids(self, text: str, add_special_tokens: bool) -> list[int]:
-        """Token ids, for comparison."""
+        """Token ids of ``text``."""
         return list(self._tokenizer.encode(text, add_special_tokens=add_special_tokens))
+
+    def strings(self, ids: Sequence[int]) -> list[str]:
+        """The vocabulary's entries for ``ids``."""
+        return [str(entry) for entry in self._tokenizer.convert_ids_to_tokens(list(ids))]
 
 
 def best_encoder(tokenizer: Any, cache_bytes: int) -> tuple[Encoder, str]:

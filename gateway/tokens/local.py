@@ -12,6 +12,7 @@ from typing import Any
 
 import jinja2
 
+from gateway.tokens.anthropic import effort_without_thinking, settled, wants_system_first
 from gateway.tokens.encoder import Encoder, best_encoder
 from gateway.tokens.errors import CannotCount, CannotLoad
 from gateway.tokens.lru import Lru
@@ -40,12 +41,23 @@ _OWN_RENDERERS = {
 MAX_TEXT_CHARS = 16_000_000
 
 
+# Templates that came with requests (--trust-request-chat-template) are few in practice.
+MOST_GIVEN_TEMPLATES = 16
+
+
 @dataclass(frozen=True, slots=True)
 class TemplateOptions:
-    """What the server was told about chat templates. ``content_format`` ``None`` stands for ``auto``."""
+    """What the server was told about chat templates. ``content_format`` ``None`` stands for ``auto``.
+
+    ``trust_request``: a template that comes with a request is rendered (``--trust-request-chat-template``).
+    ``exclude_tools``: a request with ``tool_choice`` ``none`` shows the model no tools
+    (``--exclude-tools-when-tool-choice-none``).
+    """
 
     chat_template: Path | None = None
     content_format: ContentFormat | None = None
+    trust_request: bool = False
+    exclude_tools: bool = False
 
 
 class LocalCounter:
@@ -69,6 +81,9 @@ class LocalCounter:
         self._templates = templates or {}
         self._special_tokens = special_tokens
         self._options = options
+        self._system_first: bool | None = None
+        self._effort_of_none: str | None = None
+        self._given: dict[str, ChatTemplate] = {}
         self._shares: Lru[tuple[bytes, bytes], int] = Lru(CACHE_ENTRIES)
 
     def count(self, prompt: Prompt, default_kwargs: Mapping[str, Any]) -> tuple[int, ...]:
@@ -87,6 +102,16 @@ class LocalCounter:
             if len(text) > MAX_TEXT_CHARS:
                 raise CannotCount(f"{len(text)} characters are too many to count", refused=True)
         return tuple(self.encoder.count(text, add_special_tokens) for text in texts)
+
+    def ids(self, prompt: ChatPrompt | TextPrompts, default_kwargs: Mapping[str, Any]) -> list[int]:
+        """Token ids of the prompt, or of all texts one after the other. Raises ``CannotCount``."""
+        texts = (self.render(prompt, default_kwargs),) if isinstance(prompt, ChatPrompt) else prompt.texts
+        if sum(map(len, texts)) > MAX_TEXT_CHARS:
+            raise CannotCount(f"more than {MAX_TEXT_CHARS} characters are too many to tokenise", refused=True)
+        try:
+            return [token for text in texts for token in self.encoder.ids(text, prompt.add_special_tokens)]
+        except (TypeError, UnicodeEncodeError) as error:
+            raise CannotCount(f"the text is not valid Unicode: {error}", refused=True) from None
 
     def measure(self, text: str) -> int:
         """Tokens of a bare text, special tokens in it recognised and none added. Raises ``CannotCount``."""
@@ -107,16 +132,33 @@ class LocalCounter:
         """The text of a chat. ``default_kwargs``: the server's ``--default-chat-template-kwargs``."""
         if self.no_chat is not None:
             raise CannotCount(self.no_chat)
+        if prompt.from_messages:
+            prompt = self.settled(prompt)
         variables = template_variables(prompt, default_kwargs)
+        given = prompt.chat_template
+        if (given is not None or prompt.chat_template_kwargs.get("chat_template") is not None) and (
+            not self._options.trust_request
+        ):
+            raise CannotCount("a request's own chat template is not trusted here", refused=True)
         if "tools" in variables:
             tools = variables["tools"]
             if not isinstance(tools, list) or not all(isinstance(tool, dict) for tool in tools):
                 raise CannotCount("tools in chat_template_kwargs must be a list of objects", refused=True)
+        elif prompt.tool_choice == "none" and self._options.exclude_tools:
+            tools = None
         else:
             tools = tools_for_template(prompt.tools)
-        template = self._template(tools is not None)
+        template = self._template(tools is not None, given)
         messages = conversation(prompt.messages, self._options.content_format or template.content_format)
         return template.render(messages, tools, variables, self._special_tokens)
+
+    def settled(self, prompt: ChatPrompt) -> ChatPrompt:
+        """The chat that vLLM makes of an Anthropic request for this model's template."""
+        if self._system_first is None:
+            self._system_first = wants_system_first({self._template(tools).source for tools in (False, True)})
+        if prompt.reasoning_effort == "none" and self._effort_of_none is None:
+            self._effort_of_none = effort_without_thinking(lambda trial: self.render(trial, {}))
+        return settled(prompt, self._system_first, self._effort_of_none or "none")
 
     @property
     def content_format(self) -> ContentFormat:
@@ -128,13 +170,28 @@ class LocalCounter:
         """Whether the server's ``/tokenize`` renders chats in another way than its chat endpoint does."""
         return self.no_chat is not None and "openai-harmony" in self.no_chat
 
-    def _template(self, with_tools: bool) -> ChatTemplate:
-        """vLLM's order: ``--chat-template``, the processor's (without tools only), the tokenizer's."""
+    def _template(self, with_tools: bool, given: str | None = None) -> ChatTemplate:
+        """vLLM's order: the request's, ``--chat-template``, the processor's (without tools only), the tokenizer's."""
+        if given:
+            return self._compiled(given)
         order = ["given", *(["tool_use"] if with_tools else ["processor"]), "default"]
         for name in order:
             if name in self._templates:
                 return self._templates[name]
         raise CannotCount("the model has several chat templates and no default")
+
+    def _compiled(self, source: str) -> ChatTemplate:
+        """A request's own template. The last few are kept: compiling takes milliseconds."""
+        template = self._given.get(source)
+        if template is None:
+            try:
+                template = ChatTemplate(source)
+            except jinja2.TemplateError as error:
+                raise CannotCount(f"the request's chat template is none: {error}", refused=True) from None
+            if len(self._given) >= MOST_GIVEN_TEMPLATES:
+                self._given.clear()
+            self._given[source] = template
+        return template
 
 
 def template_variables(prompt: ChatPrompt, default_kwargs: Mapping[str, Any]) -> dict[str, Any]:
