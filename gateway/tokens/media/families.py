@@ -14,6 +14,7 @@ from gateway.tokens.media.llama4 import llama4
 from gateway.tokens.media.llava import llava, llava_next, llava_onevision
 from gateway.tokens.media.pixtral import mistral3, pixtral
 from gateway.tokens.media.qwen import qwen_vl
+from gateway.tokens.media.qwen_audio import qwen2_audio
 
 Build = Callable[[ModelFiles, Mapping[str, Any]], Family]
 """Makes the family of one model from its files and the arguments of its image processor. Raises ``UnknownMedia``."""
@@ -30,6 +31,7 @@ FAMILIES: Mapping[str, Build] = {
     "Qwen3VLMoeForConditionalGeneration": qwen_vl,
     "Qwen3_5ForConditionalGeneration": qwen_vl,
     "Qwen3_5MoeForConditionalGeneration": qwen_vl,
+    "Qwen2AudioForConditionalGeneration": qwen2_audio,
     "LlavaForConditionalGeneration": _llava_or_pixtral,
     "LlavaNextForConditionalGeneration": llava_next,
     "LlavaOnevisionForConditionalGeneration": llava_onevision,

@@ -43,7 +43,8 @@ class ModelFiles:
 class Rule(Generic[Size]):
     """How items of one modality enter a prompt.
 
-    ``placeholder`` is what vLLM puts into the text of a message if the template takes strings (``None``: nothing).
+    ``placeholder`` is what vLLM puts into the text of a message if the template takes strings (``None``: nothing);
+    ``{number}`` in it counts the items of the conversation.
     ``target`` is what vLLM looks for in the rendered text, once an item; it becomes ``tokens(size)`` tokens, raising
     ``UnknownMedia``. For counting, ``target`` is replaced by ``stand_in``, of ``stand_in_tokens`` tokens. ``seams``
     takes the texts between the targets and says how many tokens merge where items meet text.

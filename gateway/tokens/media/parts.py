@@ -1,0 +1,53 @@
+"""A content part that stands for a media item, for templates that take parts and for those that take strings."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from gateway.tokens.media.errors import UnknownMedia
+
+
+class MediaPart(dict[str, Any]):
+    """What a template that takes parts sees: ``{"type": "image"}`` and the part's unknown keys.
+
+    ``placeholder`` is the text that stands for the item where the template takes strings; ``None``: none.
+    """
+
+    def __init__(self, seen: Mapping[str, Any], placeholder: str | None) -> None:
+        super().__init__(seen)
+        self.placeholder = placeholder
+
+
+def placeholders_first(message: Any) -> Any:
+    """The message with its media parts as one text part before the others, as vLLM 0.32 does it for string templates.
+
+    Placeholders that the client wrote into the text itself are left where they are and not added again
+    (``_get_full_multimodal_text_prompt``). Raises ``UnknownMedia`` if there are more of them than items.
+    """
+    content = message.get("content") if isinstance(message, Mapping) else None
+    if not isinstance(content, list):
+        return message
+    media = [part for part in content if isinstance(part, MediaPart)]
+    if not media:
+        return message
+    rest = [part for part in content if not isinstance(part, MediaPart)]
+    missing = _missing([part.placeholder for part in media if part.placeholder], "\n".join(map(_text, rest)))
+    first = [{"type": "text", "text": "\n".join(missing)}] if missing else []
+    return {**message, "content": first + rest}
+
+
+def _missing(placeholders: Sequence[str], text: str) -> list[str]:
+    missing: list[str] = []
+    for placeholder in dict.fromkeys(placeholders):
+        lacking = placeholders.count(placeholder) - text.count(placeholder)
+        if lacking < 0:
+            raise UnknownMedia("the text has more placeholders than there are items", refused=True)
+        missing += [placeholder] * lacking
+    return missing
+
+
+def _text(part: Any) -> str:
+    if isinstance(part, Mapping):
+        part = next((part[key] for key in ("text", "refusal", "thinking") if key in part), "")
+    return part if isinstance(part, str) else ""

@@ -1,0 +1,162 @@
+"""Media in a chat prompt: find the items, put stand-ins into the messages, and count what vLLM puts in their place."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Literal, TypeVar
+
+from gateway.tokens.media.data_urls import Bytes, data_url_bytes
+from gateway.tokens.media.errors import UnknownMedia
+from gateway.tokens.media.family import Family, Rule
+from gateway.tokens.media.headers import image_size
+from gateway.tokens.media.parts import MediaPart
+from gateway.tokens.media.sizes import AudioSize, ImageSize
+from gateway.tokens.media.sounds import audio_size
+
+Modality = Literal["image", "audio"]
+_Size = TypeVar("_Size", ImageSize, AudioSize)
+
+_KEYS = (("image_url", "image"), ("audio_url", "audio"), ("input_audio", "audio"))
+MEDIA_KEYS = frozenset(
+    {
+        "input_image",
+        "image_url",
+        "image_embeds",
+        "image_pil",
+        "audio_url",
+        "audio_embeds",
+        "input_audio",
+        "video_url",
+        "video_embeds",
+        "prompt_embeds",
+    }
+)
+"""Types, and keys, of content parts that hold media (vLLM 0.32's ``MM_PARSER_MAP`` less the textual ones)."""
+
+KNOWN_PART_KEYS = MEDIA_KEYS | {
+    "type",
+    "text",
+    "refusal",
+    "thinking",
+    "closed",
+    "name",
+    "uuid",
+    "data",
+    "file",
+    "prompt_cache_breakpoint",
+}
+"""Keys of content parts that vLLM knows; any other key reaches a template that takes parts."""
+
+
+@dataclass(frozen=True, slots=True)
+class Item:
+    """One item of media and where it comes from: a data URL or another."""
+
+    modality: Modality
+    url: str
+
+
+def is_media(part: Any) -> bool:
+    """Whether vLLM reads a content part as media: by its type, or by its keys where it has no type or a uuid."""
+    if not isinstance(part, Mapping):
+        return False
+    kind = part.get("type")
+    if isinstance(kind, str) and kind in MEDIA_KEYS:
+        return True
+    return (kind is None or part.get("uuid") is not None) and not MEDIA_KEYS.isdisjoint(part)
+
+
+def find_items(messages: Sequence[Any]) -> list[Item]:
+    """All media of a conversation, in order. Raises ``UnknownMedia`` for kinds that are not counted here."""
+    return [
+        _item(part)
+        for message in messages
+        if isinstance(message, Mapping) and isinstance(message.get("content"), list)
+        for part in message["content"]
+        if is_media(part)
+    ]
+
+
+def with_stand_ins(messages: Sequence[Any], family: Family) -> list[Any]:
+    """The messages with a ``MediaPart`` for each item."""
+    numbers: dict[Modality, int] = {"image": 0, "audio": 0}
+    return [_with_stand_ins(message, family, numbers) for message in messages]
+
+
+def measured(items: Sequence[Item], fetched: Mapping[str, Bytes]) -> list[ImageSize | AudioSize]:
+    """The size of each item. ``fetched``: the first bytes of what other URLs hold. Raises ``UnknownMedia``."""
+    sizes: list[ImageSize | AudioSize] = []
+    for item in items:
+        data = data_url_bytes(item.url) or fetched.get(item.url)
+        if data is None:
+            raise UnknownMedia("an item at a remote address")
+        sizes.append(image_size(data) if item.modality == "image" else audio_size(data))
+    return sizes
+
+
+def expanded(text: str, sizes: Sequence[ImageSize | AudioSize], family: Family) -> tuple[str, int]:
+    """A rendered prompt as it is to be encoded for counting, and the tokens to add to those of its text.
+
+    Raises ``UnknownMedia`` where the model has no rule for an item, or the template shows fewer than there are.
+    """
+    text, image_tokens = _expanded(text, [size for size in sizes if isinstance(size, ImageSize)], family.image)
+    text, audio_tokens = _expanded(text, [size for size in sizes if isinstance(size, AudioSize)], family.audio)
+    return text, image_tokens + audio_tokens
+
+
+def _expanded(text: str, sizes: Sequence[_Size], rule: Rule[_Size] | None) -> tuple[str, int]:
+    if not sizes:
+        return text, 0
+    if rule is None:
+        raise UnknownMedia("what the model makes of this kind of media is not known here")
+    pieces = text.split(rule.target, len(sizes))
+    if len(pieces) <= len(sizes):
+        raise UnknownMedia("the chat template leaves media out", refused=True)
+    added = sum(map(rule.tokens, sizes)) - rule.stand_in_tokens * len(sizes)
+    if rule.seams is not None:
+        added -= rule.seams(pieces)
+    return (text if rule.stand_in is None else rule.stand_in.join(pieces)), added
+
+
+def _with_stand_ins(message: Any, family: Family, numbers: dict[Modality, int]) -> Any:
+    content = message.get("content") if isinstance(message, Mapping) else None
+    if not isinstance(content, list) or not any(map(is_media, content)):
+        return message
+    return {**message, "content": [_stand_in(part, family, numbers) if is_media(part) else part for part in content]}
+
+
+def _stand_in(part: Mapping[str, Any], family: Family, numbers: dict[Modality, int]) -> MediaPart:
+    modality = _item(part).modality
+    numbers[modality] += 1
+    rule = family.image if modality == "image" else family.audio
+    if rule is None:
+        raise UnknownMedia("what the model makes of this kind of media is not known here")
+    extra = {key: value for key, value in part.items() if key not in KNOWN_PART_KEYS}
+    placeholder = rule.placeholder and rule.placeholder.replace("{number}", str(numbers[modality]))
+    return MediaPart({"type": modality, **extra}, placeholder)
+
+
+def _item(part: Mapping[str, Any]) -> Item:
+    """Raises ``UnknownMedia`` for embeddings, videos, items known by their uuid alone, and what vLLM refuses."""
+    kind, keyed = part.get("type"), part.get("uuid") is not None or part.get("type") is None
+    for key, modality in _KEYS:
+        if key in part if keyed else kind == key or (kind, key) == ("input_image", "image_url"):
+            url = _url(part.get(key), key, strict=not keyed and kind != "input_image")
+            if url is None:
+                raise UnknownMedia("an item that the server is to have cached")
+            return Item("image" if modality == "image" else "audio", url)
+    raise UnknownMedia("embeddings and videos are not counted here")
+
+
+def _url(value: Any, key: str, *, strict: bool) -> str | None:
+    if key == "input_audio":
+        data = value.get("data") if isinstance(value, Mapping) else None
+        return f"data:audio/any;base64,{data}" if isinstance(data, str) and data else None
+    if isinstance(value, Mapping):
+        value = value.get("url")
+    elif strict:
+        raise UnknownMedia(f"{key} must be an object with a url", refused=True)
+    if value is not None and not isinstance(value, str):
+        raise UnknownMedia("the address of an item must be a string", refused=True)
+    return value or None
