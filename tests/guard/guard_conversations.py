@@ -45,7 +45,7 @@ class Turn:
 
 @dataclass(frozen=True)
 class Talk:
-    """A conversation. ``open_end``: the last answer is still to come, so the last step's calls were answered at most."""
+    """A conversation."""
 
     system: str
     turns: tuple[Turn, ...]
@@ -61,17 +61,16 @@ def turn(seed: int, number: int) -> Turn:
     """The turn that ``seed`` stands for."""
     source = random.Random(seed)
     steps = []
-    for step in range(source.choice((1, 1, 1, 2, 3, 6))):
+    for step in range(source.choice((0, 0, 0, 1, 2, 5))):
         calls = []
-        for call in range(source.choice((0, 1, 1, 2))):
+        for call in range(source.choice((1, 1, 1, 2))):
             # Some clients number the calls of every answer from nought again.
             name = f"call_{call}" if seed % 5 == 0 else f"call_{number}_{step}_{call}"
             size = source.choice((5, 40, 400, 2000))
             calls.append(Call(name, json.dumps({"q": words(source, 9)}), words(source, size), source.random() < 0.1))
         thoughts = words(source, 120) if source.random() < 0.5 else ""
-        steps.append(Step(thoughts, words(source, 100) if not calls or source.random() < 0.5 else "", tuple(calls)))
-    if steps[-1].calls:
-        steps.append(Step("", words(source, 60), ()))
+        steps.append(Step(thoughts, words(source, 100) if source.random() < 0.5 else "", tuple(calls)))
+    steps.append(Step(words(source, 120) if source.random() < 0.5 else "", words(source, 60), ()))
     return Turn(words(source, source.choice((8, 50, 200))), source.random() < 0.2, tuple(steps))
 
 

@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 from guard_conversations import Talk, ask, requests, talk
-from hypothesis import HealthCheck, given, settings
+from hypothesis import HealthCheck, Phase, given, settings
 from hypothesis import strategies as st
 
 from gateway.api.history import apply, history_of
@@ -27,8 +27,11 @@ DIALECTS = (Dialect.CHAT, Dialect.RESPONSES, Dialect.MESSAGES)
 RULES = Rules(tool_result_tokens=48, pinned_turns=2)
 
 each_dialect = pytest.mark.parametrize("dialect", DIALECTS)
-many = settings(max_examples=max(1, HISTORIES // 3), deadline=None, suppress_health_check=list(HealthCheck))
-few = settings(max_examples=max(1, HISTORIES // 18), deadline=None, suppress_health_check=list(HealthCheck))
+# Shrinking takes minutes here, and a turn is one number anyway.
+_PHASES = (Phase.explicit, Phase.reuse, Phase.generate)
+_FREE = {"deadline": None, "suppress_health_check": list(HealthCheck), "phases": _PHASES}
+many = settings(max_examples=max(1, HISTORIES // 3), **_FREE)
+few = settings(max_examples=max(1, HISTORIES // 18), **_FREE)
 turns = st.lists(st.integers(0, 1 << 20), min_size=1, max_size=16)
 shares = st.integers(2, 110)
 ladders = st.permutations(RULES.ladder).flatmap(lambda steps: st.integers(1, 5).map(lambda count: tuple(steps[:count])))
