@@ -12,6 +12,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, Literal
 
 from gateway.tokens.errors import CannotCount
+from gateway.tokens.media.parts import KNOWN_PART_KEYS, MEDIA_KEYS, MediaPart, is_media, placeholders_first
 
 ContentFormat = Literal["string", "openai"]
 Message = dict[str, Any]
@@ -23,34 +24,7 @@ TEXT_PARTS = {
     "refusal": "refusal",
     "thinking": "thinking",
 }
-MEDIA_PARTS = frozenset(
-    {
-        "input_image",
-        "image_url",
-        "image_embeds",
-        "image_pil",
-        "audio_url",
-        "audio_embeds",
-        "input_audio",
-        "video_url",
-        "video_embeds",
-        "prompt_embeds",
-    }
-)
-
-# Keys of content parts that vLLM knows; any other key of a text part reaches a template that takes parts.
-_KNOWN_PART_KEYS = MEDIA_PARTS | {
-    "type",
-    "text",
-    "refusal",
-    "thinking",
-    "closed",
-    "name",
-    "uuid",
-    "data",
-    "file",
-    "prompt_cache_breakpoint",
-}
+MEDIA_PARTS = MEDIA_KEYS
 
 # Claude Code's first system line changes with every request; vLLM ≥ 0.31 drops it for the sake of its prefix cache.
 _BILLING_HEADER = "x-anthropic-billing-header"
@@ -70,10 +44,13 @@ def conversation(messages: Sequence[Any], content_format: ContentFormat) -> list
     """The messages as a chat template sees them.
 
     ``content_format``: ``openai`` keeps content as a list of typed parts, ``string`` joins the text parts by newlines.
-    Raises ``CannotCount`` for media, and for what vLLM refuses too (wrong types, unknown parts, no messages).
+    Raises ``CannotCount`` for media without stand-ins (``media.prompt``), and for what vLLM refuses too (wrong types,
+    unknown parts, no messages).
     """
     if not messages:
         raise CannotCount("there are no messages", refused=True)
+    if content_format == "string":
+        messages = [placeholders_first(message) for message in messages]
     return [_message(message, content_format) for message in messages]
 
 
@@ -178,9 +155,11 @@ def _part(part: Any, content_format: ContentFormat) -> Any:
         return {"type": "text", "text": part} if as_parts else part
     if not isinstance(part, Mapping):
         raise CannotCount("a content part must be a string or an object", refused=True)
+    if isinstance(part, MediaPart):
+        return dict(part)
+    if is_media(part):
+        raise CannotCount("its media are not counted here", media=True)
     kind = _kind(part)
-    if kind in MEDIA_PARTS or ((kind is None or "uuid" in part) and not MEDIA_PARTS.isdisjoint(part)):
-        raise CannotCount("images, audio and video are counted by the backend", media=True)
     if kind == "tool_reference":
         return {"type": "tool_reference", "name": part.get("name")} if as_parts else _text(part.get("name"))
     if kind not in TEXT_PARTS:
@@ -191,7 +170,7 @@ def _part(part: Any, content_format: ContentFormat) -> Any:
     text = _text(text)
     if not as_parts:
         return text
-    return {"type": "text", "text": text} | {key: part[key] for key in part if key not in _KNOWN_PART_KEYS}
+    return {"type": "text", "text": text} | {key: part[key] for key in part if key not in KNOWN_PART_KEYS}
 
 
 def _kind(part: Mapping[str, Any]) -> str | None:

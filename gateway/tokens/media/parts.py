@@ -1,4 +1,4 @@
-"""A content part that stands for a media item, for templates that take parts and for those that take strings."""
+"""Content parts that hold media, and what stands for them in templates of either content format."""
 
 from __future__ import annotations
 
@@ -6,6 +6,46 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from gateway.tokens.media.errors import UnknownMedia
+
+MEDIA_KEYS = frozenset(
+    {
+        "input_image",
+        "image_url",
+        "image_embeds",
+        "image_pil",
+        "audio_url",
+        "audio_embeds",
+        "input_audio",
+        "video_url",
+        "video_embeds",
+        "prompt_embeds",
+    }
+)
+"""Types, and keys, of content parts that hold media (vLLM 0.32's ``MM_PARSER_MAP`` less the textual ones)."""
+
+KNOWN_PART_KEYS = MEDIA_KEYS | {
+    "type",
+    "text",
+    "refusal",
+    "thinking",
+    "closed",
+    "name",
+    "uuid",
+    "data",
+    "file",
+    "prompt_cache_breakpoint",
+}
+"""Keys of content parts that vLLM knows; any other key reaches a template that takes parts."""
+
+
+def is_media(part: Any) -> bool:
+    """Whether vLLM reads a content part as media: by its type, or by its keys where it has no type or a uuid."""
+    if not isinstance(part, Mapping):
+        return False
+    kind = part.get("type")
+    if isinstance(kind, str) and kind in MEDIA_KEYS:
+        return True
+    return (kind is None or part.get("uuid") is not None) and not MEDIA_KEYS.isdisjoint(part)
 
 
 class MediaPart(dict[str, Any]):

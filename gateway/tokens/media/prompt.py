@@ -10,7 +10,7 @@ from gateway.tokens.media.data_urls import Bytes, data_url_bytes
 from gateway.tokens.media.errors import UnknownMedia
 from gateway.tokens.media.family import Family, Rule
 from gateway.tokens.media.headers import image_size
-from gateway.tokens.media.parts import MediaPart
+from gateway.tokens.media.parts import KNOWN_PART_KEYS, MediaPart, is_media
 from gateway.tokens.media.sizes import AudioSize, ImageSize
 from gateway.tokens.media.sounds import audio_size
 
@@ -18,35 +18,6 @@ Modality = Literal["image", "audio"]
 _Size = TypeVar("_Size", ImageSize, AudioSize)
 
 _KEYS = (("image_url", "image"), ("audio_url", "audio"), ("input_audio", "audio"))
-MEDIA_KEYS = frozenset(
-    {
-        "input_image",
-        "image_url",
-        "image_embeds",
-        "image_pil",
-        "audio_url",
-        "audio_embeds",
-        "input_audio",
-        "video_url",
-        "video_embeds",
-        "prompt_embeds",
-    }
-)
-"""Types, and keys, of content parts that hold media (vLLM 0.32's ``MM_PARSER_MAP`` less the textual ones)."""
-
-KNOWN_PART_KEYS = MEDIA_KEYS | {
-    "type",
-    "text",
-    "refusal",
-    "thinking",
-    "closed",
-    "name",
-    "uuid",
-    "data",
-    "file",
-    "prompt_cache_breakpoint",
-}
-"""Keys of content parts that vLLM knows; any other key reaches a template that takes parts."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,16 +26,6 @@ class Item:
 
     modality: Modality
     url: str
-
-
-def is_media(part: Any) -> bool:
-    """Whether vLLM reads a content part as media: by its type, or by its keys where it has no type or a uuid."""
-    if not isinstance(part, Mapping):
-        return False
-    kind = part.get("type")
-    if isinstance(kind, str) and kind in MEDIA_KEYS:
-        return True
-    return (kind is None or part.get("uuid") is not None) and not MEDIA_KEYS.isdisjoint(part)
 
 
 def find_items(messages: Sequence[Any]) -> list[Item]:
