@@ -50,6 +50,7 @@ class ChatPrompt:
     chat_template_kwargs: Mapping[str, Any] = field(default_factory=dict)
     documents: list[Any] | None = None
     reasoning_effort: str | None = None
+    mm_processor_kwargs: Mapping[str, Any] = field(default_factory=dict)
     from_messages: bool = False
     responses: Mapping[str, Any] | None = field(default=None, compare=False)
 
@@ -242,29 +243,57 @@ class Need:
 
 
 @dataclass(frozen=True, slots=True)
-class Waiter:
-    """A request in the queue: its place is ``sequence`` (arrival order); its offers come from ``guard``.
+class Group:
+    """Offers of one window and one budget, neighbours in the order of preference, and what the request needs there."""
 
-    ``backends`` are the names of its offers less ``excluded``; whoever holds the queue keeps one object for equal sets,
-    which makes a queue of a thousand cheap to look through.
+    offers: tuple[Offer, ...]
+    need: Need
+
+    @property
+    def window_tokens(self) -> int:
+        """The window of each of them."""
+        return self.offers[0].window_tokens
+
+
+@dataclass(frozen=True, slots=True)
+class Waiter:
+    """A request in the queue: its offers come from ``guard``, in order of preference, as ``groups``.
+
+    ``rank`` is its priority class, 0 the first; no class is served while one before it could be. ``flow`` is whose
+    share of a class it takes: flows of a class share what is served in tokens, and within a flow the order is
+    ``sequence``, that of arrival. ``tag``: it was placed before, on a backend that failed it, and this was its place.
     """
 
     sequence: int
     arrived_s: float
     deadline_s: float
-    offers: tuple[Offer, ...]
-    need: Mapping[str, Need]
+    groups: tuple[Group, ...]
     excluded: frozenset[str] = frozenset()
     model: str = ""
-    backends: frozenset[str] = frozenset()
+    rank: int = 1
+    flow: str = ""
+    tag: float | None = None
+
+    @property
+    def offers(self) -> tuple[Offer, ...]:
+        """All offers in order of preference."""
+        return tuple(offer for group in self.groups for offer in group.offers)
+
+    def need(self, backend: str) -> Need:
+        """What it needs on a backend it has an offer of. Raises ``KeyError``."""
+        for group in self.groups:
+            if any(offer.backend == backend for offer in group.offers):
+                return group.need
+        raise KeyError(backend)
 
 
 @dataclass(frozen=True, slots=True)
 class Placed:
-    """Send it there now."""
+    """Send it there now. ``tag`` was its place in the queue, to be had again if the backend fails it."""
 
     sequence: int
     offer: Offer
+    tag: float = 0.0
 
 
 @dataclass(frozen=True, slots=True)

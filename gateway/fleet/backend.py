@@ -109,7 +109,8 @@ class Reservation:
 class WatchedBackend:
     """A backend and the loop (``watch``) that keeps what is known of it fresh.
 
-    ``clock`` gives seconds (the event loop's); ``on_change`` is called after every look and every change of health.
+    ``clock`` gives seconds (the event loop's); ``on_change`` is called after every look and every change of health,
+    ``on_touch`` with the name whenever ``view`` would tell placing something new, and whether time alone will, too.
     """
 
     def __init__(
@@ -118,11 +119,12 @@ class WatchedBackend:
         fleet: FleetSettings,
         clock: Callable[[], float],
         on_change: Callable[[], None],
+        on_touch: Callable[[str, bool], None] = lambda name, resting: None,
     ) -> None:
         self.settings = settings
         self.name = settings.label
         self.url = settings.url
-        self.ledger = Ledger()
+        self.ledger = Ledger(self._touch)
         self.breaker = Breaker(fleet.failures_to_open, fleet.reopen_after_s)
         self.cards: tuple[ModelCard, ...] = ()
         self.windows: Mapping[str, int] = {}
@@ -132,6 +134,7 @@ class WatchedBackend:
         self._fleet = fleet
         self._clock = clock
         self._on_change = on_change
+        self._on_touch = on_touch
         self._probe = Probe(settings, fleet.timeout_s)
         self._wake = asyncio.Event()
         self._reachable: bool | None = None
@@ -253,6 +256,10 @@ class WatchedBackend:
                 self._view_until_s = min(self._view_until_s, half_open_at_s)
         return self._view
 
+    def view_is_due(self, now_s: float) -> bool:
+        """Whether the last view has become old by time alone."""
+        return self._view is None or now_s >= self._view_until_s
+
     def record(self, now_s: float) -> BackendRecord:
         """All that is known, for people."""
         stale = self._stale(now_s)
@@ -306,8 +313,12 @@ class WatchedBackend:
         age_s = self.age_s(now_s)
         return age_s is None or age_s > self._fleet.stale_after_s
 
+    def _touch(self) -> None:
+        self._on_touch(self.name, self.breaker.half_open_at_s is not None)
+
     def _changed(self) -> None:
         self._view = None
+        self._touch()
         self._on_change()
 
     async def _discover(self) -> bool:
@@ -387,6 +398,7 @@ class WatchedBackend:
             if card.window_tokens is not None
         }
         self._view = None
+        self._touch()
 
 
 def is_restart(before: Reading, after: Reading) -> bool:

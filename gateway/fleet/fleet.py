@@ -73,8 +73,11 @@ class Fleet:
         self._models: dict[str, Model] = {}
         self._models_of: tuple[Mapping[str, int], ...] | None = None
         self._backends = {
-            item.label: WatchedBackend(item, settings.fleet, _now, self._changed) for item in settings.backends
+            item.label: WatchedBackend(item, settings.fleet, _now, self._changed, self._touch)
+            for item in settings.backends
         }
+        self._touched = set(self._backends)
+        self._resting: set[str] = set()  # those whose breaker is open: time alone changes them
 
     async def start(self) -> None:
         """Begin to watch every backend. Returns at once; see ``wait_until_known``."""
@@ -108,6 +111,17 @@ class Fleet:
     def views(self, now_s: float) -> Mapping[str, BackendView]:
         """All backends as they look now. A view may be up to a quarter of a second old where nothing happened."""
         return _Views(self._backends, now_s)
+
+    def changed(self, now_s: float) -> list[BackendView]:
+        """The backends that look otherwise than at the last call, in what placing goes by; at the first call all.
+
+        For one caller: what it was told is not told again.
+        """
+        touched, self._touched = self._touched, set()
+        for name in self._resting:
+            if self._backends[name].view_is_due(now_s):
+                touched.add(name)
+        return [self._backends[name].view(now_s) for name in touched]
 
     def models(self) -> list[Model]:
         """Every name any backend is known to serve, sorted."""
@@ -173,6 +187,14 @@ class Fleet:
 
     def _changed(self) -> None:
         self._on_change()
+
+    def _touch(self, name: str, resting: bool) -> None:
+        """Placing would see something else of that backend now; ``resting``: it will again as time passes."""
+        self._touched.add(name)
+        if resting:
+            self._resting.add(name)
+        else:
+            self._resting.discard(name)
 
     def _current_models(self) -> dict[str, Model]:
         """The models, put together anew when a backend's windows were."""

@@ -15,7 +15,7 @@ scrape decides; with constant foreign traffic ``extra`` stays right whatever our
 
 from __future__ import annotations
 
-from collections.abc import Hashable
+from collections.abc import Callable, Hashable
 from dataclasses import dataclass
 
 from gateway.fleet.capacity import KvCapacity
@@ -41,7 +41,10 @@ class _Entry:
 class Ledger:
     """KV blocks of one backend. Knows no clock: times are arguments, in seconds of any one clock."""
 
-    def __init__(self) -> None:
+    def __init__(self, on_change: Callable[[], None] = lambda: None) -> None:
+        """``on_change`` is called when what placing goes by has changed: what is reserved, what is pending, who is in
+        flight. Growth within what was expected of a request is none of it."""
+        self._on_change = on_change
         self._capacity: KvCapacity | None = None
         self._entries: dict[Hashable, _Entry] = {}
         self._ours_blocks = 0
@@ -118,6 +121,7 @@ class Ledger:
             entry.blocks = entry.peak_blocks = 0
             entry.marked_blocks = None
             self._reckon(entry)
+        self._on_change()
 
     def reserve(
         self,
@@ -137,6 +141,7 @@ class Ledger:
         self._entries[key] = entry
         self._pending_tokens += prompt_tokens
         self._reckon(entry)
+        self._on_change()
 
     def first_byte(self, key: Hashable) -> None:
         """The backend has begun to answer: the prompt is in its cache."""
@@ -145,6 +150,7 @@ class Ledger:
             entry.begun = True
             self.changes += 1
             self._pending_tokens -= entry.prompt_tokens
+            self._on_change()
 
     def grow(self, key: Hashable, tokens: int) -> None:
         """So many more tokens were generated, over all sequences of the request."""
@@ -154,7 +160,10 @@ class Ledger:
         entry.grown_tokens += tokens
         entry.room_tokens -= tokens
         if entry.room_tokens < 0:
+            peak_blocks = self._peak_blocks
             self._reckon(entry)
+            if self._peak_blocks != peak_blocks:
+                self._on_change()
 
     def release(self, key: Hashable) -> None:
         """The request is over, however it ended. Releasing a key again does nothing."""
@@ -171,6 +180,7 @@ class Ledger:
         # sure until as many blocks as were shared have left; the next scrape knows better.
         if self._extra_blocks < 0:
             self._extra_blocks = min(0, self._extra_blocks + entry.blocks)
+        self._on_change()
 
     def begin_scrape(self) -> None:
         """A scrape starts: whoever has begun to answer by now must be in what it will report."""
@@ -193,6 +203,7 @@ class Ledger:
         self._observed_s = started_s
         self._released_blocks = 0
         self.changes += 1
+        self._on_change()
 
     def view(self, now_s: float) -> KvView | None:
         """The KV cache now; ``None`` while the capacity is unknown or no use was ever observed."""

@@ -1,4 +1,4 @@
-"""The queue before the backends: requests wait here until ``routing.assign`` places them, and then hold a lease.
+"""The queue before the backends: requests wait here until ``routing`` places them, and then hold a lease.
 
 This shell decides nothing. It keeps the queue, asks for decisions whenever something changed, and sees to it that
 whoever leaves, by whatever door, leaves nothing behind.
@@ -7,23 +7,22 @@ whoever leaves, by whatever door, leaves nothing behind.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import Protocol
 
 from gateway.config import PlacingSettings
 from gateway.exceptions import Busy, ContextOverflow, GatewayError, NoBackend
 from gateway.fleet.backend import Reservation
 from gateway.fleet.fleet import Backend
-from gateway.routing.assign import assign
-from gateway.routing.need import budget_tokens, need_for
-from gateway.types import BackendView, Need, Offer, Overflow, Placed, Refused, Waiter
+from gateway.routing.need import budget_tokens, groups_of
+from gateway.routing.placer import Placer
+from gateway.types import BackendView, Decision, Need, Offer, Overflow, Placed, Refused, Waiter
 
 LEAST_RETRY_S = 1.0
 MOST_RETRY_S = 59.0  # clients ignore hints of a minute and more
 UNMEASURED_RETRY_S = 10.0
 # Weight of the newest gap between two placements out of the queue in the drain rate.
 DRAIN_WEIGHT = 0.1
-MOST_SETS = 1024
 
 
 class GateFleet(Protocol):
@@ -31,6 +30,9 @@ class GateFleet(Protocol):
 
     def views(self, now_s: float) -> Mapping[str, BackendView]:
         """All backends as they look now."""
+
+    def changed(self, now_s: float) -> Iterable[BackendView]:
+        """The backends that look otherwise than at the last call; at the first, all."""
 
     def reserve(self, name: str, need: Need, budget_tokens: int | None) -> Reservation:
         """Enter a request into a backend's ledger."""
@@ -75,7 +77,7 @@ class Lease:
 
 
 class _Entry:
-    """One waiting request: what ``assign`` sees of it, and the future it waits on."""
+    """One request: what the placer sees of it, and the future it waits on."""
 
     __slots__ = ("body_bytes", "error", "future", "lease", "waiter")
 
@@ -103,12 +105,13 @@ class Gate:
     def __init__(self, fleet: GateFleet, settings: PlacingSettings) -> None:
         self._fleet = fleet
         self._settings = settings
+        self._placer = Placer(settings)
         self._queue: dict[int, _Entry] = {}  # by sequence, which is the order of arrival
         self._queue_bytes = 0
         self._sequence = 0
-        self._sets: dict[frozenset[str], frozenset[str]] = {}
         self._run: asyncio.Handle | None = None
         self._alarm: asyncio.TimerHandle | None = None
+        self._alarm_s = 0.0
         self._leases = 0
         self._placed = 0
         self._queued = 0
@@ -138,7 +141,8 @@ class Gate:
         entry = self._arrive(self._waiter(offers, prompt_tokens, n, excluded, model, now_s), body_bytes)
         # Nothing is awaited up to here and on this way: who finds room at once goes on without a task switch.
         try:
-            self._decide(now_s)
+            self._placer.see(self._fleet.changed(now_s))
+            self._carry_out(self._placer.add(entry.waiter, now_s), now_s)
         except BaseException:
             # It may have been placed before the decision on another request failed.
             if entry.lease is not None:
@@ -183,29 +187,14 @@ class Gate:
         self, offers: tuple[Offer, ...], prompt_tokens: int, n: int, excluded: frozenset[str], model: str, now_s: float
     ) -> Waiter:
         self._sequence += 1
-        names = frozenset(offer.backend for offer in offers) - excluded
         return Waiter(
             sequence=self._sequence,
             arrived_s=now_s,
             deadline_s=now_s + self._settings.queue_timeout_s,
-            offers=offers,
-            need=self._needs(offers, prompt_tokens, n),
+            groups=groups_of(offers, prompt_tokens, n, self._settings),
             excluded=excluded,
             model=model,
-            backends=self._sets.get(names, names),
         )
-
-    def _needs(self, offers: tuple[Offer, ...], prompt_tokens: int, n: int) -> dict[str, Need]:
-        """The need by backend; offers of one window and budget share one object."""
-        known: dict[tuple[int, int | None], Need] = {}
-        needs: dict[str, Need] = {}
-        for offer in offers:
-            kind = (offer.window_tokens, offer.output_tokens)
-            need = known.get(kind)
-            if need is None:
-                need = known[kind] = need_for(offer, prompt_tokens, n, self._settings)
-            needs[offer.backend] = need
-        return needs
 
     def _arrive(self, waiter: Waiter, body_bytes: int) -> _Entry:
         entry = _Entry(waiter, body_bytes)
@@ -217,8 +206,8 @@ class Gate:
         """Take an entry out of the queue."""
         if self._queue.pop(entry.waiter.sequence, None) is not None:
             self._queue_bytes -= entry.body_bytes
+            self._placer.remove(entry.waiter.sequence)
             if not self._queue:
-                self._sets.clear()
                 self._drained_s = None
                 if self._alarm is not None:
                     self._alarm.cancel()
@@ -233,8 +222,6 @@ class Gate:
             self._refused += 1
             raise Busy("The KV caches are full and so is the queue. Try again later.", retry_s)
         loop = asyncio.get_running_loop()
-        if len(self._sets) < MOST_SETS:
-            self._sets.setdefault(entry.waiter.backends, entry.waiter.backends)
         self._queued += 1
         self._set_alarm(loop)
         entry.future = loop.create_future()
@@ -256,20 +243,30 @@ class Gate:
             self._set_alarm(loop)
 
     def _decide(self, now_s: float) -> None:
-        """Ask for decisions on the whole queue and carry them out."""
-        waiters = [entry.waiter for entry in self._queue.values()]
-        for decision in assign(waiters, self._fleet.views(now_s), now_s, self._settings):
-            entry = self._queue[decision.sequence]
-            if isinstance(decision, Placed):
-                self._place(entry, decision.offer, now_s)
-            else:
-                entry.error = self._refusal(entry.waiter, decision, now_s)
-            self._leave(entry)
-            entry.tell()
+        """Ask for decisions on whoever waits and carry them out."""
+        self._placer.see(self._fleet.changed(now_s))
+        self._carry_out(self._placer.decide(now_s), now_s)
+
+    def _carry_out(self, decisions: list[Decision], now_s: float) -> None:
+        done = 0
+        try:
+            for decision in decisions:
+                entry = self._queue[decision.sequence]
+                if isinstance(decision, Placed):
+                    self._place(entry, decision.offer, now_s)
+                else:
+                    entry.error = self._refusal(entry.waiter, decision, now_s)
+                self._leave(entry)
+                entry.tell()
+                done += 1
+        finally:
+            if done < len(decisions):  # the placer takes them for settled; they wait on
+                rest = (self._queue.get(decision.sequence) for decision in decisions[done:])
+                self._placer.put([entry.waiter for entry in rest if entry is not None])
 
     def _place(self, entry: _Entry, offer: Offer, now_s: float) -> None:
         waiter = entry.waiter
-        need = waiter.need[offer.backend]
+        need = waiter.need(offer.backend)
         backend = self._fleet.backend(offer.backend)
         reservation = self._fleet.reserve(offer.backend, need, budget_tokens(offer, need.prompt_tokens))
         entry.lease = Lease(self, reservation, backend, offer, now_s - waiter.arrived_s, waiter.sequence)
@@ -280,7 +277,7 @@ class Gate:
 
     def _refusal(self, waiter: Waiter, decision: Refused, now_s: float) -> GatewayError:
         if decision.reason == "no_backend":
-            if waiter.excluded and not waiter.backends:
+            if waiter.excluded and all(offer.backend in waiter.excluded for offer in waiter.offers):
                 return NoBackend("Every backend that serves the model has failed this request. Try again later.")
             return NoBackend("Every backend that could take the request is down or draining. Try again later.")
         if decision.reason == "too_large":
@@ -292,16 +289,20 @@ class Gate:
     def _overflow(self, waiter: Waiter, now_s: float) -> Overflow:
         """The numbers of a prompt that no cache can hold: the largest cache counts as the window."""
         views = self._fleet.views(now_s)
-        caches = [kv for name in waiter.backends if name in views and (kv := views[name].kv) is not None]
+        names = {offer.backend for offer in waiter.offers} - waiter.excluded
+        caches = [kv for name in names if name in views and (kv := views[name].kv) is not None]
         limit = max((kv.engine_capacity_blocks * kv.block_size_tokens for kv in caches), default=0)
-        need = next(iter(waiter.need.values()))
+        need = waiter.groups[0].need
         return Overflow(need.prompt_tokens, need.output_tokens, limit, limit)
 
     def _set_alarm(self, loop: asyncio.AbstractEventLoop) -> None:
-        """Have the first deadline noticed. All wait equally long, so the oldest is the first."""
-        if self._alarm is None and self._queue:
-            deadline_s = next(iter(self._queue.values())).waiter.deadline_s
-            self._alarm = loop.call_at(deadline_s, self._ring)
+        """Have the first deadline noticed."""
+        deadline_s = self._placer.next_deadline_s()
+        if deadline_s is None or (self._alarm is not None and self._alarm_s <= deadline_s):
+            return
+        if self._alarm is not None:
+            self._alarm.cancel()
+        self._alarm, self._alarm_s = loop.call_at(deadline_s, self._ring), deadline_s
 
     def _ring(self) -> None:
         self._alarm = None

@@ -19,7 +19,7 @@ from gateway.fleet.capacity import KvCapacity
 from gateway.fleet.fleet import Backend
 from gateway.fleet.ledger import Ledger
 from gateway.relay.gate import Gate, Lease
-from gateway.routing.assign import assign
+from gateway.routing.placer import Placer
 from gateway.types import BackendView, Decision, Health, Need, Offer
 
 BLOCKS = 100  # of 16 tokens; a request of FULL tokens fills them all
@@ -61,6 +61,9 @@ class Places:
             )
             for name, place in self.at.items()
         }
+
+    def changed(self, now_s: float) -> list[BackendView]:
+        return list(self.views(now_s).values())
 
     def reserve(self, name: str, need: Need, budget_tokens: int | None) -> Reservation:
         self.keys += 1
@@ -309,8 +312,8 @@ async def test_many_wakes_in_one_turn_cost_one_decision(monkeypatch: pytest.Monk
     task = asyncio.create_task(enter(gate))
     await turns()
     looks = []
-    views = places.views
-    monkeypatch.setattr(places, "views", lambda now_s: looks.append(now_s) or views(now_s))
+    changed = places.changed
+    monkeypatch.setattr(places, "changed", lambda now_s: looks.append(now_s) or changed(now_s))
     for _ in range(100):
         gate.wake()
     await turns()
@@ -323,11 +326,11 @@ async def test_many_wakes_in_one_turn_cost_one_decision(monkeypatch: pytest.Monk
 async def test_a_failure_inside_a_decision_leaves_nothing_behind(monkeypatch: pytest.MonkeyPatch) -> None:
     gate, places = gate_of()
 
-    def broken(now_s: float) -> Mapping[str, BackendView]:
+    def broken(now_s: float) -> list[BackendView]:
         raise RuntimeError("broken")
 
     with monkeypatch.context() as patch:
-        patch.setattr(places, "views", broken)
+        patch.setattr(places, "changed", broken)
         with pytest.raises(RuntimeError, match="broken"):
             await enter(gate)
     assert_clean(gate, places)
@@ -342,9 +345,10 @@ async def test_a_request_placed_before_a_decision_on_another_fails_gives_its_pla
     behind = asyncio.create_task(enter(gate, "b"))
     await turns()
 
-    def late_first(queue: Any, *rest: Any) -> list[Decision]:
-        placed = assign(queue, *rest)
-        return sorted(placed, key=lambda decision: -decision.sequence)
+    add = Placer.add
+
+    def late_first(placer: Placer, *what: Any) -> list[Decision]:
+        return sorted(add(placer, *what), key=lambda decision: -decision.sequence)
 
     def without_b(name: str) -> Backend:
         if name == "b":
@@ -353,7 +357,7 @@ async def test_a_request_placed_before_a_decision_on_another_fails_gives_its_pla
 
     places.at["b"].ledger.release(places.keys)  # there is room on b, and nobody has told the gate
     with monkeypatch.context() as patch:
-        patch.setattr("gateway.relay.gate.assign", late_first)
+        patch.setattr(Placer, "add", late_first)
         patch.setattr(places, "backend", without_b)
         with pytest.raises(KeyError):
             await enter(gate, "a")

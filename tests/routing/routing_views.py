@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+from itertools import groupby
 from typing import Any
 
-from gateway.types import BackendView, Health, KvView, Need, Offer, Waiter
+from gateway.types import BackendView, Group, Health, KvView, Need, Offer, Waiter
 
 NOW_S = 100.0
 
@@ -39,10 +40,15 @@ def waiter(sequence: int, *names: str, tokens: int = 160, **fields: Any) -> Wait
         sequence=sequence,
         arrived_s=fields.pop("arrived_s", NOW_S - 1),
         deadline_s=fields.pop("deadline_s", NOW_S + 10),
-        offers=offers,
-        need={offer.backend: Need(tokens, output) for offer in offers},
+        groups=groups(offers, tokens, output),
         **fields,
     )
+
+
+def groups(offers: tuple[Offer, ...], tokens: int, output: int) -> tuple[Group, ...]:
+    """The offers by window, as they follow each other, each needing the same."""
+    runs = groupby(offers, key=lambda offer: offer.window_tokens)
+    return tuple(Group(tuple(run), Need(tokens, output)) for _, run in runs)
 
 
 def offer(name: str, window: int = 32768) -> Offer:

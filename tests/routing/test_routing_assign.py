@@ -223,7 +223,7 @@ def test_no_backend_is_overbooked_nobody_is_overtaken_and_nobody_waits_for_nothi
         ]
         if isinstance(decision, Placed):
             name = decision.offer.backend
-            view, need = views[name], request.need[name]
+            view, need = views[name], request.need(name)
             assert view.health is Health.UP
             assert not view.draining
             assert name not in claimed  # nobody takes what somebody before is waiting for
@@ -232,13 +232,13 @@ def test_no_backend_is_overbooked_nobody_is_overtaken_and_nobody_waits_for_nothi
             assert decision.reason != "no_backend" or not usable
             if decision.reason == "too_large":
                 assert all(
-                    view.kv is not None and request.need[view.name].prompt_tokens > view.kv.capacity_blocks * 16
+                    view.kv is not None and request.need(view.name).prompt_tokens > view.kv.capacity_blocks * 16
                     for view in usable
                 )
         else:
             for view in usable:
                 fits_somewhere = (
-                    view.kv is None or request.need[view.name].prompt_tokens <= view.kv.capacity_blocks * 16
+                    view.kv is None or request.need(view.name).prompt_tokens <= view.kv.capacity_blocks * 16
                 )
                 if fits_somewhere:
                     claimed.add(view.name)
@@ -271,7 +271,7 @@ def test_whatever_comes_behind_everybody_is_served(prompts: list[int], chance) -
     for _ in range(40 * len(prompts)):
         waiting.append(waiter(arrived, "a", tokens=chance.randint(1, 64)))
         arrived += 1
-        reserved = sum(item.need["a"].blocks(16) for item in running)
+        reserved = sum(item.need("a").blocks(16) for item in running)
         view = backend("a", kv=kv(reserved), in_flight=len(running), running=len(running))
         decisions = assign(waiting, {"a": view}, NOW_S, SETTINGS)
         placed = {item.sequence for item in decisions}

@@ -1,0 +1,53 @@
+"""A request as the queue holds it: whom it may go to, in groups of rooms whose cost is compared."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from gateway.routing.rooms import Room
+from gateway.types import Need, Waiter
+
+if TYPE_CHECKING:
+    from gateway.routing.lanes import Lane
+
+
+@dataclass(frozen=True, slots=True)
+class Option:
+    """Backends of one window: what the request needs there. ``penalty_s`` is the price of taking that window;
+    ``mixed``: of some the cache is unknown, so that costs cannot be compared. Only if no option of a lower ``tier`` has
+    room is one of a higher looked at."""
+
+    need: Need
+    rooms: tuple[Room, ...]
+    mask: int
+    penalty_s: float
+    tier: int
+    mixed: bool
+
+
+class Entry:
+    """A waiter and its options. ``mask``: all their rooms. ``tokens`` are what its flow is charged.
+
+    ``tag``, ``floor`` (the least its tag can be) and ``lane`` belong to ``lanes``.
+    """
+
+    __slots__ = ("floor", "flow", "lane", "mask", "options", "tag", "tokens", "waiter")
+
+    def __init__(self, waiter: Waiter) -> None:
+        self.waiter = waiter
+        self.options: tuple[Option, ...] = ()
+        self.mask = 0
+        self.tokens = max(1, waiter.groups[0].need.prompt_tokens) if waiter.groups else 1
+        self.flow = (waiter.rank, waiter.flow)
+        self.tag: float | None = waiter.tag
+        self.floor = 0.0
+        self.lane: Lane | None = None
+
+    def __repr__(self) -> str:
+        return f"<Entry {self.waiter.sequence} of {self.waiter.flow!r}>"
+
+    @property
+    def key(self) -> tuple[int, float, int]:
+        """Its place: class, tag, arrival."""
+        return (self.waiter.rank, self.tag or 0.0, self.waiter.sequence)

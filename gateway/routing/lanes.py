@@ -1,0 +1,259 @@
+"""The order of the queue: strict between classes, fair between flows, first come first served within one. Pure.
+
+Requests that may go to the same backends wait in one *lane*. Only the first of a lane is ever looked at: if it has to
+wait, so has everybody behind it. So the queue costs nothing, however long it is.
+
+Between the flows of a class the order is that of deficit round robin, kept in virtual time instead of rounds
+(start-time fair queueing; Goyal, Vin, Cheng 1996). Each request has a *tag*: the tokens its flow was served and asked
+for before it, but no less than what others were served on average by the time it came (``Domain.served``). Lowest tag
+first. So a flow gains nothing by flooding and saves nothing up while it is away. Lanes that share backends share the
+account (a *domain*), so that sending to two of them earns no second share.
+"""
+
+from __future__ import annotations
+
+import heapq
+from collections import OrderedDict
+from collections.abc import Iterable, Iterator
+
+from gateway.routing.entries import Entry
+
+# Accounts of flows that do not wait are kept up to this many.
+MOST_ACCOUNTS = 4096
+# Entries of a heap that mean nothing any more are swept out when there are so many of them.
+MOST_STALE = 64
+# Lanes nobody waits in are kept up to this many.
+MOST_LANES = 256
+
+Key = tuple[int, float, int]
+Flow = tuple[int, str]
+
+
+class Domain:
+    """The account of what each flow was served or has asked for, over all lanes that share backends. Tokens.
+
+    ``served`` is the virtual time: it grows by each request's tokens over the number of flows that wait, so whatever
+    comes later, a tag that stands is reached in the end.
+    """
+
+    __slots__ = ("_accounts", "_flows", "_left", "lanes", "served")
+
+    def __init__(self) -> None:
+        self.served = 0.0
+        self.lanes: list[Lane] = []
+        self._accounts: dict[Flow, float] = {}
+        self._flows: dict[Flow, OrderedDict[int, Entry]] = {}  # who waits, by arrival
+        self._left: set[Flow] = set()  # flows of which somebody left unserved
+
+    @property
+    def idle(self) -> bool:
+        """Whether nobody waits."""
+        return not any(lane.waiting for lane in self.lanes)
+
+    def book(self, entry: Entry) -> None:
+        """Give a request its tag, and its flow's account the tokens. Who has a tag from before keeps it."""
+        if entry.tag is None:
+            flow = entry.flow
+            entry.floor = self.served
+            entry.tag = max(self.served, self._accounts.get(flow, 0.0))
+            self._accounts[flow] = entry.tag + entry.tokens
+            if len(self._accounts) > MOST_ACCOUNTS:
+                kept = {key: value for key, value in self._accounts.items() if value > self.served}
+                self._accounts = kept
+
+    def enter(self, entry: Entry) -> None:
+        """A request with a tag waits."""
+        waiting = self._flows.get(entry.flow)
+        if waiting is None:
+            waiting = self._flows[entry.flow] = OrderedDict()
+        waiting[entry.waiter.sequence] = entry
+
+    def leave(self, entry: Entry, served: bool) -> None:
+        """It waits no more. What an unserved one was booked for goes back to its flow at the next ``settle``."""
+        flow = entry.flow
+        waiting = self._flows[flow]
+        del waiting[entry.waiter.sequence]
+        if not waiting:
+            del self._flows[flow]
+        if not served and entry.waiter.tag is None:
+            self._left.add(flow)
+            if not waiting and entry.tag is not None:
+                self._accounts[flow] = entry.tag
+
+    def serve(self, entry: Entry) -> None:
+        """A request with a tag is placed: time goes on."""
+        if entry.waiter.tag is None:
+            assert entry.tag is not None
+            self.served = max(self.served, entry.tag) + entry.tokens / max(1, len(self._flows))
+
+    def settle(self) -> None:
+        """Let those behind requests that left unserved move up."""
+        lanes = set()
+        for flow in self._left:
+            finish: float | None = None
+            for entry in self._flows.get(flow, {}).values():
+                if entry.waiter.tag is not None:
+                    continue
+                assert entry.tag is not None
+                tag = entry.tag if finish is None else min(entry.tag, max(entry.floor, finish))
+                if finish is None:
+                    tag = min(entry.tag, max(entry.floor, self.served))
+                if tag != entry.tag:
+                    entry.tag = tag
+                    lanes.add(entry.lane)
+                finish = tag + entry.tokens
+            if finish is not None:
+                self._accounts[flow] = finish
+        self._left.clear()
+        for lane in lanes:
+            if lane is not None:
+                lane.sort()
+
+    def take_in(self, other: Domain) -> None:
+        """Two domains turn out to share backends: go on with one account, each flow as far ahead as it was."""
+        self.settle()
+        other.settle()
+        shift = self.served - other.served
+        for flow, tokens in other._accounts.items():
+            self._accounts[flow] = max(self._accounts.get(flow, 0.0), tokens + shift)
+        for flow, waiting in other._flows.items():
+            for entry in waiting.values():
+                assert entry.tag is not None
+                entry.tag += shift
+                entry.floor += shift
+            merged = sorted([*self._flows.get(flow, {}).items(), *waiting.items()])
+            self._flows[flow] = OrderedDict(merged)
+        for lane in other.lanes:
+            lane.domain = self
+            lane.sort()
+        self.lanes += other.lanes
+
+    def clear(self) -> None:
+        """Nobody waits any more; the account stays."""
+        self.lanes = []
+        self._flows = {}
+
+
+class Lane:
+    """Requests that may go to the same backends, those in ``mask``. ``dirty``: its first was not looked at yet."""
+
+    __slots__ = ("_heap", "dirty", "domain", "mask", "waiting")
+
+    def __init__(self, mask: int, domain: Domain) -> None:
+        self.mask = mask
+        self.domain = domain
+        self.waiting = 0
+        self.dirty = False
+        self._heap: list[tuple[Key, Entry]] = []
+        domain.lanes.append(self)
+
+    def __repr__(self) -> str:
+        return f"<Lane {self.mask:b} {self.waiting} waiting>"
+
+    def __iter__(self) -> Iterator[Entry]:
+        return (entry for key, entry in self._heap if self._stands(key, entry))
+
+    def key(self) -> Key:
+        """Where its first request stands among all lanes. Raises ``IndexError`` if nobody waits."""
+        return self._top()[0]
+
+    def first(self) -> Entry:
+        """The request to be served next. Raises ``IndexError`` if nobody waits."""
+        return self._top()[1]
+
+    def push(self, entry: Entry) -> None:
+        """Let a request wait that has its tag."""
+        entry.lane = self
+        self.waiting += 1
+        heapq.heappush(self._heap, (entry.key, entry))
+        self.domain.enter(entry)
+        if len(self._heap) > 2 * self.waiting + MOST_STALE:
+            self.sort()
+        if self.first() is entry:
+            self.dirty = True
+
+    def drop(self, entry: Entry, served: bool = False) -> bool:
+        """Take a request out. Returns whether it was the first."""
+        was_first = self.first() is entry
+        self.waiting -= 1
+        entry.lane = None
+        self.domain.leave(entry, served)
+        self.dirty = self.dirty or was_first
+        return was_first
+
+    def sort(self) -> None:
+        """Order anew, after tags have changed."""
+        first = self._heap[0][1] if self._heap else None
+        self._heap = [(entry.key, entry) for _, entry in self._heap if entry.lane is self]
+        heapq.heapify(self._heap)
+        self.dirty = self.dirty or (bool(self._heap) and self._heap[0][1] is not first)
+
+    def _top(self) -> tuple[Key, Entry]:
+        heap = self._heap
+        while not self._stands(*heap[0]):
+            heapq.heappop(heap)
+        return heap[0]
+
+    def _stands(self, key: Key, entry: Entry) -> bool:
+        return entry.lane is self and key[1] == entry.tag
+
+
+class Lanes:
+    """All lanes, by the mask of their backends, and the domains they fall into."""
+
+    def __init__(self) -> None:
+        self._lanes: dict[int, Lane] = {}
+        self._domains: list[tuple[int, Domain]] = []  # masks are disjoint
+
+    def domains(self) -> list[Domain]:
+        """Every domain."""
+        return [domain for _, domain in self._domains]
+
+    def domain(self, mask: int) -> Domain:
+        """The domain of those backends."""
+        return self._lane(mask).domain
+
+    def push(self, entry: Entry) -> Lane:
+        """Let a request wait in the lane of its backends."""
+        lane = self._lane(entry.mask)
+        lane.domain.book(entry)
+        lane.push(entry)
+        return lane
+
+    def clear(self) -> list[Entry]:
+        """Let everybody out, to be put into other lanes; accounts and tags stay."""
+        entries = [entry for lane in self._lanes.values() for entry in lane]
+        for entry in entries:
+            entry.lane = None
+        self._lanes = {}
+        for _, domain in self._domains:
+            domain.clear()
+        return entries
+
+    def _lane(self, mask: int) -> Lane:
+        lane = self._lanes.get(mask)
+        if lane is None:
+            if len(self._lanes) >= MOST_LANES:
+                self._prune()
+            lane = self._lanes[mask] = Lane(mask, self._domain(mask))
+        return lane
+
+    def _prune(self) -> None:
+        """Forget the lanes nobody waits in."""
+        self._lanes = {mask: lane for mask, lane in self._lanes.items() if lane.waiting}
+        for _, domain in self._domains:
+            domain.lanes = [lane for lane in domain.lanes if lane.waiting]
+
+    def _domain(self, mask: int) -> Domain:
+        """The domain of those backends; several that are joined by them become one."""
+        joined: Iterable[tuple[int, Domain]] = [pair for pair in self._domains if pair[0] & mask]
+        if not joined:
+            self._domains.append((mask, Domain()))
+            return self._domains[-1][1]
+        (whole, first), *others = joined
+        for known, domain in others:
+            first.take_in(domain)
+            whole |= known
+        rest = [pair for pair in self._domains if not pair[0] & mask]
+        self._domains = [*rest, (whole | mask, first)]
+        return first

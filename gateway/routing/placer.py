@@ -1,0 +1,329 @@
+"""Who is placed where now, who waits, who is refused. Pure: views and waiters in, decisions out; times are arguments.
+
+The rules, for the requests in the order of the queue (``lanes``):
+
+1. Its deadline has passed: refused, ``timeout``.
+2. Every backend it may go to is down or draining: refused at once, ``no_backend``. A client that is told so in a
+   millisecond tries again sooner than one that hangs, and the fleet's breaker needs several failures to call a backend
+   down. A backend not looked at yet, or one that is being tried after a failure, is worth waiting for.
+3. Its prompt is larger than the whole cache of every backend left: refused, ``too_large``.
+4. KV fits if ``reserved + need ≤ capacity × (1 − headroom)``, where need includes the expected output. Of the backends
+   where it fits the cheapest is taken. Cost is in seconds: until the prompt is prefilled, behind the prompts before it;
+   a barrier that rises as the cache fills; and a price for a larger window than the smallest that is comfortable, so
+   that large windows stay free for those who need them. Windows that are not comfortable come last, one by one.
+5. A backend with nothing running or waiting takes any request whose prompt its cache can hold (*drip*): no estimate
+   can wedge the queue.
+6. Else it waits, and keeps a claim on all its backends: nobody behind it takes KV there, so it cannot starve.
+   Backends whose KV cache is unknown are never full; among them the one with the fewest requests in flight is taken.
+
+What was decided stays decided until something changes: the placer keeps who waits, and looks only at requests that are
+first of their lane and at lanes whose backends have changed for the better. A decision costs the number of backends,
+whatever the length of the queue.
+"""
+
+from __future__ import annotations
+
+import heapq
+from collections.abc import Iterable
+from math import inf, log2
+
+from gateway.config import PlacingSettings
+from gateway.routing.entries import Entry, Option
+from gateway.routing.lanes import Domain, Key, Lane, Lanes
+from gateway.routing.rooms import KV_PENALTY_S, Room
+from gateway.types import BackendView, Decision, Group, Offer, Placed, Refused, Waiter
+
+# The price of a window twice as large as the smallest comfortable one, in seconds of waiting. Against the barrier: with
+# windows of 32k and 128k the smaller one is filled to 93 % first.
+WINDOW_S = 1.0
+MOST_LAYOUTS = 512
+
+
+class _Layout:
+    """The rooms of one group of offers, as long as no backend changes its windows, its cache or its being there."""
+
+    __slots__ = ("holds_tokens", "mask", "mixed", "rooms", "stands")
+
+    def __init__(self, rooms: tuple[Room, ...]) -> None:
+        self.stands = bool(rooms)
+        self.rooms = rooms
+        self.mask = _mask(rooms)
+        self.mixed = not all(room.known for room in rooms)
+        self.holds_tokens = min((room.holds_tokens for room in rooms), default=inf)
+
+
+class Placer:
+    """The queue and the rooms it waits for. ``see`` what changed, then ``add``, ``remove`` or ``decide``."""
+
+    def __init__(self, settings: PlacingSettings) -> None:
+        self._settings = settings
+        self._rooms: dict[str, Room] = {}
+        self._layouts: dict[tuple[object, ...], _Layout] = {}
+        self._entries: dict[int, Entry] = {}
+        self._new: list[Entry] = []  # who waits and is in no lane yet
+        self._lanes = Lanes()
+        self._deadlines: list[tuple[float, int]] = []
+        self._better = 0  # rooms that may hold what they could not
+        self._restructured = False
+
+    def __repr__(self) -> str:
+        return f"<Placer {len(self._entries)} waiting for {len(self._rooms)} backends>"
+
+    def __len__(self) -> int:
+        return len(self._entries)
+
+    def see(self, views: Iterable[BackendView]) -> None:
+        """Take in how backends look now: those that changed, or all. Placements made here are overwritten: the caller
+        enters each into its ledger, which the next view tells of."""
+        headroom_ratio = self._settings.headroom_ratio
+        for view in views:
+            room = self._rooms.get(view.name) or self._room(view.name)
+            changed, better = room.update(view, headroom_ratio)
+            if changed:
+                self._restructured = True
+            if better:
+                self._better |= room.bit
+
+    def add(self, waiter: Waiter, now_s: float) -> list[Decision]:
+        """A request arrives. The decisions that follow; if none is about it, it waits."""
+        entry = Entry(waiter)
+        if not self._entries and not self._restructured and waiter.deadline_s > now_s:
+            # Nobody waits: the way of almost every request.
+            refusal = self._options(entry)
+            if refusal is not None:
+                return [refusal]
+            chosen = _cheapest(entry.options, 0)
+            if chosen is not None:
+                domain = self._lanes.domain(entry.mask)
+                domain.book(entry)
+                return [self._place(entry, *chosen, domain)]
+            self._push(entry).dirty = False  # it was looked at just now
+            return []
+        if self._restructured:
+            self.put([waiter])
+            return self.decide(now_s)
+        refusal = self._options(entry)
+        if refusal is not None:
+            return [refusal, *self.decide(now_s)]
+        self._push(entry)
+        return self.decide(now_s)
+
+    def remove(self, sequence: int) -> None:
+        """A waiting request leaves. Its claim goes with it: ``decide`` afterwards."""
+        entry = self._entries.pop(sequence, None)
+        if entry is not None and entry.lane is not None and entry.lane.drop(entry):
+            self._better |= entry.mask
+
+    def put(self, waiters: Iterable[Waiter]) -> None:
+        """Requests that wait from now on, to be looked at by the next ``decide``: many that arrive together, or some
+        whose placing could not be carried out."""
+        self._restructured = True
+        for waiter in waiters:
+            entry = self._entries[waiter.sequence] = Entry(waiter)
+            self._new.append(entry)
+            heapq.heappush(self._deadlines, (waiter.deadline_s, waiter.sequence))
+
+    def decide(self, now_s: float) -> list[Decision]:
+        """Decisions on all who wait; who is not mentioned waits on."""
+        decisions: list[Decision] = []
+        if self._restructured:
+            self._restructure(decisions)
+        self._expire(now_s, decisions)
+        if self._entries:
+            for domain in self._lanes.domains():
+                if not domain.idle:
+                    self._serve(domain, decisions)
+        self._better = 0
+        return decisions
+
+    def next_deadline_s(self) -> float | None:
+        """When the first of those who wait will have waited too long."""
+        deadlines = self._deadlines
+        while deadlines and deadlines[0][1] not in self._entries:
+            heapq.heappop(deadlines)
+        return deadlines[0][0] if deadlines else None
+
+    def _room(self, name: str) -> Room:
+        room = self._rooms[name] = Room(name, 1 << len(self._rooms))
+        self._restructured = True
+        return room
+
+    def _push(self, entry: Entry) -> Lane:
+        waiter = entry.waiter
+        self._entries[waiter.sequence] = entry
+        heapq.heappush(self._deadlines, (waiter.deadline_s, waiter.sequence))
+        return self._lanes.push(entry)
+
+    def _expire(self, now_s: float, decisions: list[Decision]) -> None:
+        """Refuse who has waited too long."""
+        while self._deadlines and self._deadlines[0][0] <= now_s:
+            _, sequence = heapq.heappop(self._deadlines)
+            if sequence in self._entries:
+                self.remove(sequence)
+                decisions.append(Refused(sequence, "timeout"))
+
+    def _restructure(self, decisions: list[Decision]) -> None:
+        """Backends came, went or changed their windows: everybody's options are looked up anew."""
+        self._restructured = False
+        self._layouts.clear()
+        new, self._new = self._new, []
+        entries = [*self._lanes.clear(), *(entry for entry in new if entry.waiter.sequence in self._entries)]
+        entries.sort(key=lambda entry: entry.waiter.sequence)
+        for entry in entries:
+            refusal = self._options(entry)
+            if refusal is None:
+                self._lanes.push(entry)
+            else:
+                del self._entries[entry.waiter.sequence]
+                decisions.append(refusal)
+        self._better = -1
+
+    def _serve(self, domain: Domain, decisions: list[Decision]) -> None:
+        """Place the first of each lane of a domain as long as there is room, in the order of the queue."""
+        domain.settle()
+        better, claimed = self._better, 0
+        order: list[tuple[Key, int]] = [
+            (lane.key(), index) for index, lane in enumerate(domain.lanes) if lane.waiting
+        ]  # fmt: skip
+        if len(order) > 1:
+            heapq.heapify(order)
+        while order:
+            _, index = heapq.heappop(order)
+            lane = domain.lanes[index]
+            if not (lane.dirty or lane.mask & better):
+                claimed |= lane.mask
+                continue
+            entry = lane.first()
+            chosen = _cheapest(entry.options, claimed) if lane.mask & ~claimed else None
+            if chosen is None:
+                claimed |= lane.mask
+                lane.dirty = False
+                continue
+            lane.drop(entry, served=True)
+            del self._entries[entry.waiter.sequence]
+            decisions.append(self._place(entry, *chosen, domain))
+            better |= lane.mask  # its claim is gone
+            if lane.waiting:
+                heapq.heappush(order, (lane.key(), index))
+
+    def _place(self, entry: Entry, option: Option, room: Room, domain: Domain) -> Placed:
+        waiter = entry.waiter
+        room.place(option.need)
+        domain.serve(entry)
+        return Placed(waiter.sequence, _offer(waiter, room.name), entry.tag or 0.0)
+
+    def _options(self, entry: Entry) -> Refused | None:
+        """Look up where the request may go, or say why it can go nowhere."""
+        waiter = entry.waiter
+        options: list[Option] = []
+        stands = False
+        mask = tier = 0
+        first_tokens = last_tokens = 0
+        for group in waiter.groups:
+            window_tokens = group.window_tokens
+            if not first_tokens:
+                first_tokens = window_tokens
+            elif window_tokens < last_tokens or tier:
+                tier += 1
+            last_tokens = window_tokens
+            layout = self._layout(group, waiter)
+            stands = stands or layout.stands
+            if group.need.prompt_tokens > layout.holds_tokens:
+                rooms = tuple(room for room in layout.rooms if group.need.prompt_tokens <= room.holds_tokens)
+                layout = _Layout(rooms)
+            if layout.mask:
+                penalty_s = WINDOW_S * log2(window_tokens / first_tokens) if not tier and first_tokens else 0.0
+                options.append(Option(group.need, layout.rooms, layout.mask, penalty_s, tier, layout.mixed))
+                mask |= layout.mask
+        entry.options, entry.mask = tuple(options), mask
+        if mask:
+            return None
+        return Refused(waiter.sequence, "too_large" if stands else "no_backend")
+
+    def _layout(self, group: Group, waiter: Waiter) -> _Layout:
+        """The rooms of a group that are there and still serve the model with that window."""
+        names = tuple([offer.backend for offer in group.offers])
+        window_tokens = group.window_tokens
+        key = (waiter.model, window_tokens, names, waiter.excluded)
+        layout = self._layouts.get(key)
+        if layout is None:
+            rooms = []
+            for name in names:
+                room = self._rooms.get(name)
+                if room is None or room.gone or name in waiter.excluded:
+                    continue
+                if room.serves(waiter.model, window_tokens):
+                    rooms.append(room)
+            layout = _Layout(tuple(rooms))
+            if len(self._layouts) >= MOST_LAYOUTS:
+                self._layouts.clear()
+            self._layouts[key] = layout
+        return layout
+
+
+def _cheapest(options: tuple[Option, ...], claimed: int) -> tuple[Option, Room] | None:
+    """The cheapest room that the need fits into, ``claimed`` rooms left out; ``None`` if there is none."""
+    best: tuple[Option, Room] | None = None
+    best_s = inf
+    tier = 0
+    for option in options:
+        if option.tier != tier:
+            if best is not None:
+                break
+            tier = option.tier
+        rooms = option.rooms
+        if claimed & option.mask:
+            rooms = tuple([room for room in rooms if not room.bit & claimed])
+        if option.mixed:
+            calmest = _calmest(option, rooms)
+            if calmest is not None and calmest.base_s + option.penalty_s < best_s:
+                best, best_s = (option, calmest), calmest.base_s + option.penalty_s
+            continue
+        need, penalty_s = option.need, option.penalty_s
+        tokens = need.prompt_tokens
+        size = blocks = -1
+        chosen: Room | None = None
+        for room in rooms:
+            if room.open:
+                if room.size != size:
+                    size = room.size
+                    blocks = need.blocks(size)
+                total = room.reserved + blocks
+                if total > room.limit:
+                    if not room.idle:
+                        continue
+                    total = min(total, room.capacity)
+                cost_s = room.base_s + tokens * room.token_s + KV_PENALTY_S * total / (room.brim - total) + penalty_s
+                if cost_s < best_s:
+                    chosen, best_s = room, cost_s
+        if chosen is not None:
+            best = (option, chosen)
+    return best
+
+
+def _calmest(option: Option, rooms: Iterable[Room]) -> Room | None:
+    """The room with the fewest requests in flight among those with room."""
+    calmest: Room | None = None
+    for room in rooms:
+        if not room.open:
+            continue
+        if room.known and not room.idle and room.reserved + option.need.blocks(room.size) > room.limit:
+            continue
+        if calmest is None or room.in_flight < calmest.in_flight:
+            calmest = room
+    return calmest
+
+
+def _mask(rooms: Iterable[Room]) -> int:
+    mask = 0
+    for room in rooms:
+        mask |= room.bit
+    return mask
+
+
+def _offer(waiter: Waiter, name: str) -> Offer:
+    for group in waiter.groups:
+        for offer in group.offers:
+            if offer.backend == name:
+                return offer
+    raise KeyError(name)

@@ -1,0 +1,97 @@
+"""One backend as placing sees it: its newest view, and what was placed there since. Pure.
+
+A room is looked at for every request and written for few, so all that its cost needs is reckoned when it changes.
+"""
+
+from __future__ import annotations
+
+from gateway.types import BackendView, Health, Need
+
+# Stand-ins until the backend's own are learned.
+PREFILL_TOKENS_PER_S = 8000.0
+# Weight of the barrier in seconds: 0.15 at half a cache, 0.35 at 70 %, 2.85 at 95 %.
+KV_PENALTY_S = 0.15
+# The barrier is finite in a full cache: an idle backend may be given more than it can hold (drip).
+BEYOND_FULL = 1.001
+
+
+class Room:
+    """A backend. ``bit`` is its own in masks of backends.
+
+    ``gone``: nothing will be placed here until somebody acts. ``open``: requests may be placed here now. ``idle``:
+    nothing runs or waits here. ``size``, ``capacity``, ``reserved`` and ``limit`` are 0 where ``known`` is false.
+    The cost of a request in seconds is ``base_s + tokens × token_s`` and the barrier of ``reserved``.
+    """
+
+    __slots__ = (
+        "base_s", "bit", "brim", "capacity", "engine_capacity", "gone", "idle", "in_flight", "known", "limit", "name",
+        "open", "pending_tokens", "reserved", "size", "structure", "token_s", "trial", "view", "windows",
+    )  # fmt: skip
+
+    def __init__(self, name: str, bit: int) -> None:
+        self.name = name
+        self.bit = bit
+        self.structure: tuple[object, ...] = ()
+        self.windows: object = None
+        self.open = self.idle = False
+        self.limit = 0.0
+        self.reserved = 0
+        self.update(BackendView(name, "", Health.DOWN, {}, 0), 0.0)
+
+    def __repr__(self) -> str:
+        state = "gone" if self.gone else "open" if self.open else "closed"
+        return f"<Room {self.name} {state} {self.reserved}/{self.capacity}>"
+
+    def update(self, view: BackendView, headroom_ratio: float) -> tuple[bool, bool]:
+        """Take over what is known now. Returns whether its offers must be looked at anew (windows, size of the cache,
+        gone or back) and whether somebody may fit who did not before."""
+        kv = view.kv
+        known = kv is not None
+        size = kv.block_size_tokens if kv is not None else 0
+        engine_capacity = kv.engine_capacity_blocks if kv is not None else 0
+        gone = view.health is Health.DOWN or view.draining
+        is_open = view.health is Health.UP and view.accepting and not view.draining
+        idle = view.in_flight == 0 and not view.running and not view.waiting
+        capacity = kv.capacity_blocks if kv is not None else 0
+        reserved = kv.reserved_blocks if kv is not None else 0
+        limit = capacity * (1.0 - headroom_ratio)
+        structure = (gone, view.health is Health.UNKNOWN, known, size, engine_capacity)
+        changed = structure != self.structure or (view.windows is not self.windows and view.windows != self.windows)
+        better = changed
+        if not changed:
+            better = (is_open and not self.open) or (idle and not self.idle)
+            better = better or limit - reserved > self.limit - self.reserved
+        self.view, self.windows, self.structure = view, view.windows, structure
+        self.gone, self.open, self.idle, self.trial = gone, is_open, idle, view.trial
+        self.known, self.size, self.engine_capacity = known, size, engine_capacity
+        self.capacity, self.reserved, self.limit = capacity, reserved, limit
+        self.brim = capacity * BEYOND_FULL
+        self.in_flight = view.in_flight
+        self.pending_tokens = view.pending_prompt_tokens
+        self.token_s = 1.0 / PREFILL_TOKENS_PER_S
+        self.base_s = self.pending_tokens * self.token_s
+        return changed, better
+
+    def serves(self, model: str, window_tokens: int) -> bool:
+        """Whether an offer still stands: a backend may have come back with other models or a smaller window.
+
+        One that nobody has looked at yet is taken on trust.
+        """
+        windows = self.view.windows
+        most = windows.get(model, 0) if model else max(windows.values(), default=0)
+        return most >= window_tokens or self.view.health is Health.UNKNOWN
+
+    @property
+    def holds_tokens(self) -> float:
+        """The longest prompt an empty cache would hold: a sequence lives in one engine."""
+        return self.engine_capacity * self.size if self.known else float("inf")
+
+    def place(self, need: Need) -> None:
+        """Count a request that was placed here. A recovering backend gets one to try it, and no second."""
+        self.idle = False
+        self.open = self.open and not self.trial
+        self.in_flight += 1
+        self.pending_tokens += need.prompt_tokens
+        self.base_s = self.pending_tokens * self.token_s
+        if self.known:
+            self.reserved += need.blocks(self.size)
