@@ -6,7 +6,7 @@ import json
 import logging
 import os
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +16,11 @@ from gateway.tokens.anthropic import effort_without_thinking, settled, wants_sys
 from gateway.tokens.encoder import Encoder, best_encoder
 from gateway.tokens.errors import CannotCount, CannotLoad
 from gateway.tokens.lru import Lru
+from gateway.tokens.media.data_urls import Bytes
+from gateway.tokens.media.errors import UnknownMedia
+from gateway.tokens.media.families import family_of
+from gateway.tokens.media.family import ModelFiles
+from gateway.tokens.media.prompt import expanded, find_items, measured, with_stand_ins
 from gateway.tokens.messages import ContentFormat, conversation, tools_for_template
 from gateway.tokens.shares import CACHE_ENTRIES, Shares
 from gateway.tokens.template import ChatTemplate
@@ -74,10 +79,12 @@ class LocalCounter:
         special_tokens: Mapping[str, Any],
         options: TemplateOptions,
         no_chat: str | None,
+        files: ModelFiles | None = None,
     ) -> None:
         self.encoder = encoder
         self.note = note
         self.no_chat = no_chat
+        self._files = files or ModelFiles({})
         self._templates = templates or {}
         self._special_tokens = special_tokens
         self._options = options
@@ -95,6 +102,28 @@ class LocalCounter:
                 return self.encode(texts, special)
             case ChatPrompt():
                 return self.encode((self.render(prompt, default_kwargs),), prompt.add_special_tokens)
+
+    def count_media(
+        self,
+        prompt: ChatPrompt,
+        default_kwargs: Mapping[str, Any],
+        processor_kwargs: Mapping[str, Any],
+        fetched: Mapping[str, Bytes],
+    ) -> int:
+        """Tokens of a chat with images or sounds. Raises ``CannotCount``.
+
+        ``processor_kwargs``: the server's ``--mm-processor-kwargs``; ``fetched``: the first bytes of remote items.
+        """
+        try:
+            family = family_of(self._files, processor_kwargs, prompt.mm_processor_kwargs)
+            sizes = measured(find_items(prompt.messages), fetched)
+            stood_in = replace(prompt, messages=with_stand_ins(prompt.messages, family))
+            text, added = expanded(self.render(stood_in, default_kwargs), sizes, family)
+        except UnknownMedia as error:
+            raise CannotCount(f"its media: {error.reason}", refused=error.refused, media=True) from None
+        except (ArithmeticError, LookupError, TypeError, ValueError) as error:  # configurations of an odd shape
+            raise CannotCount(f"its media: {type(error).__name__}: {error}", media=True) from None
+        return self.encode((text,), prompt.add_special_tokens)[0] + added
 
     def encode(self, texts: Sequence[str], add_special_tokens: bool) -> tuple[int, ...]:
         """Tokens of each text."""
@@ -249,7 +278,9 @@ def load(source: str, options: TemplateOptions, *, hub: bool, cache_bytes: int) 
             no_chat = f"its chat template cannot be used: {_one_line(error)}"
         else:
             no_chat = None if templates else "it has no chat template"
-    return LocalCounter(encoder, note, templates, dict(tokenizer.special_tokens_map), options, no_chat)
+    return LocalCounter(
+        encoder, note, templates, dict(tokenizer.special_tokens_map), options, no_chat, _model_files(files)
+    )
 
 
 class _Files:
@@ -284,6 +315,11 @@ class _Files:
         except OSError:
             return None
         return Path(found) if found else None
+
+
+def _model_files(files: _Files) -> ModelFiles:
+    names = ("config.json", "preprocessor_config.json", "processor_config.json")
+    return ModelFiles(*(files.json(name) for name in names))
 
 
 def _own_renderer(files: _Files) -> str | None:

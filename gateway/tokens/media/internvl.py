@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
+from functools import lru_cache
 from typing import Any
 
 from gateway.tokens.media.family import Family, ModelFiles, Rule, only, whole
@@ -36,6 +37,7 @@ def internvl(files: ModelFiles, kwargs: Mapping[str, Any]) -> Family:
     )
 
 
+@lru_cache(maxsize=64)
 def target_grids(least: int, most: int) -> tuple[tuple[int, int], ...]:
     """``(columns, rows)`` of ``least`` to ``most`` tiles, fewer first."""
     grids = {
