@@ -7,8 +7,10 @@ an error that names the nearest right one.
 from __future__ import annotations
 
 import difflib
+import hashlib
 import ipaddress
 import os
+import re
 from pathlib import Path
 from typing import Annotated, Any, Literal
 from urllib.parse import urlsplit
@@ -39,6 +41,47 @@ class Section(BaseModel):
     """A branch of the tree: unknown keys are refused."""
 
     model_config = ConfigDict(extra="forbid", frozen=True)
+
+
+# docs/trimming.md says what each does.
+PolicyName = Literal["auto", "reject", "trim", "larger", "pass"]
+TrimStep = Literal["tool_results", "reasoning", "images", "turns", "middle"]
+
+# docs/repairs.md says what each does.
+RepairName = Literal[
+    "responses_body",
+    "stream_options",
+    "empty_suffix",
+    "flat_tools",
+    "hosted_tools",
+    "empty_tools",
+    "tool_choice",
+    "null_name",
+    "content_type",
+    "anthropic_blocks",
+    "content_parts",
+    "string_content",
+    "tool_calls",
+    "tool_arguments",
+    "missing_results",
+    "orphan_results",
+    "tool_ids",
+    "developer_role",
+    "system_first",
+    "no_system",
+    "alternating_roles",
+    "user_message",
+    "leading_roles",
+    "server_tools",
+    "block_forms",
+    "thinking_budget",
+    "null_fields",
+    "response_tools",
+    "input_items",
+    "finish_reason",
+    "null_tool_calls",
+    "stream_end",
+]
 
 
 def base_url(value: str) -> str:
@@ -105,6 +148,13 @@ class ModelSettings(Section):
         default=None, description="Base URL of a `vllm launch render` beside the backends, which then counts."
     )
     output_floor_tokens: Tokens | None = Field(default=None, description="Overrides fitting.output_floor_tokens.")
+    overflow: PolicyName | None = Field(default=None, description="Overrides overflow.policy.")
+    larger_model: str | None = Field(
+        default=None, description="Served model that takes, under the policy larger, what exceeds this one's window."
+    )
+    client_window_tokens: Tokens | None = Field(
+        default=None, description="Window that clients take for granted; reported usage is scaled to it."
+    )
 
     @field_validator("render_url")
     @classmethod
@@ -133,6 +183,85 @@ class FittingSettings(Section):
     comfortable_output_tokens: Tokens = Field(
         default=4096, description="Room for output below which a larger window is preferred, if there is one."
     )
+    report_usage: Literal["true", "untrimmed"] = Field(
+        default="true", description="Usage that clients are told of a trimmed prompt: as sent, or as they sent it."
+    )
+
+
+class RepairSettings(Section):
+    """Requests and answers put right where one side would refuse the other's form."""
+
+    disable: tuple[RepairName, ...] = Field(default=(), description="Repairs that are left undone, by name.")
+
+
+class OverflowSettings(Section):
+    """What becomes of a request that exceeds every window."""
+
+    policy: PolicyName = Field(
+        default="auto",
+        description="auto (refuse the first of a conversation, then trim), reject, trim, larger or pass.",
+    )
+    routes: dict[str, PolicyName] = Field(
+        default_factory=dict, description="Policies by path, such as /v1/messages; they override the model's."
+    )
+    keys: dict[str, PolicyName] = Field(
+        default_factory=dict,
+        description="Policies by API key: the first 8 hex digits of its SHA-256; they override the path's.",
+    )
+    ladder: tuple[TrimStep, ...] = Field(
+        default=("tool_results", "reasoning", "images", "turns", "middle"),
+        description="Steps of trimming, in the order they are taken; one left out is never taken.",
+    )
+    low_water_ratio: float = Field(
+        default=0.7,
+        ge=0.2,
+        le=0.95,
+        description="Share of what fits that a cut goes down to, so that it stands a while.",
+    )
+    pinned_turns: int = Field(default=3, ge=0, description="Newest turns kept whole, if that is possible.")
+    pin_first_user: bool = Field(default=True, description="Keep the first user message, which often is the task.")
+    tool_result_tokens: int = Field(default=256, ge=32, description="What an old tool result is shortened to.")
+    trim_clients: tuple[str, ...] = Field(
+        default=("GitHubCopilotChat/", "Continue/"),
+        description="Words in the User-Agent of clients that auto trims at once, since a refusal ends their session.",
+    )
+    remember_s: Seconds = Field(default=21600.0, description="How long auto remembers a conversation it refused.")
+    remember_most: int = Field(default=10_000, ge=1, description="Refused conversations remembered at once.")
+    summary_model: str | None = Field(
+        default=None, description="Model that sums up dropped messages; without one a short note stands for them."
+    )
+    summary_url: str | None = Field(
+        default=None, description="OpenAI-compatible base URL of that model. Default: the gateway's own backends."
+    )
+    summary_api_key: SecretStr | None = Field(default=None, description="Bearer token for summary_url.")
+    summary_tokens: int = Field(default=512, ge=64, description="Longest summary.")
+    summary_input_tokens: int = Field(
+        default=16_000, ge=256, description="Longest text given to the summary model; its middle is cut out beyond."
+    )
+    summary_timeout_s: Seconds = Field(default=20.0, description="Longest wait for a summary; then the note it is.")
+
+    @field_validator("keys")
+    @classmethod
+    def _fingerprints(cls, value: dict[str, PolicyName]) -> dict[str, PolicyName]:
+        for key in value:
+            if not re.fullmatch(r"[0-9a-f]{8}", key):
+                raise ValueError(f"{key[:4]}… is not 8 hex digits: write the start of the key's SHA-256, not the key")
+        return value
+
+    @field_validator("summary_url")
+    @classmethod
+    def _base(cls, value: str | None) -> str | None:
+        return value if value is None else base_url(value)
+
+    @model_validator(mode="after")
+    def _can_trim(self) -> OverflowSettings:
+        wishes = [("policy", self.policy)]
+        wishes += [(f"routes.{route}", policy) for route, policy in self.routes.items()]
+        wishes += [(f"keys.{key}", policy) for key, policy in self.keys.items()]
+        for name, policy in wishes:
+            if policy == "trim" and not self.ladder:
+                raise ValueError(f"{name} is trim, but ladder has no step: nothing could be trimmed")
+        return self
 
 
 class PlacingSettings(Section):
@@ -192,6 +321,8 @@ class Settings(BaseSettings):
     models: dict[str, ModelSettings] = Field(default_factory=dict, description="Overrides by served model name.")
     counting: CountingSettings = Field(default_factory=CountingSettings)
     fitting: FittingSettings = Field(default_factory=FittingSettings)
+    overflow: OverflowSettings = Field(default_factory=OverflowSettings)
+    repairs: RepairSettings = Field(default_factory=RepairSettings)
     placing: PlacingSettings = Field(default_factory=PlacingSettings)
     fleet: FleetSettings = Field(default_factory=FleetSettings)
     relay: RelaySettings = Field(default_factory=RelaySettings)
@@ -232,6 +363,21 @@ class Settings(BaseSettings):
         return tuple(unique.values())
 
     @model_validator(mode="after")
+    def _policies_can_be_followed(self) -> Settings:
+        for name, model in self.models.items():
+            if model.overflow == "trim" and not self.overflow.ladder:
+                raise ValueError(f"models.{name}.overflow is trim, but overflow.ladder has no step")
+            if model.overflow == "larger" and model.larger_model is None:
+                raise ValueError(f"models.{name}.overflow is larger, but models.{name}.larger_model names no model")
+            if model.larger_model == name:
+                raise ValueError(f"models.{name}.larger_model is the model itself")
+        known = {key_fingerprint(key.get_secret_value()) for key in self.api_keys}
+        strange = sorted(self.overflow.keys.keys() - known)
+        if strange:
+            raise ValueError(f"overflow.keys: none of api_keys has the fingerprint {', '.join(strange)}")
+        return self
+
+    @model_validator(mode="after")
     def _not_open_to_the_world(self) -> Settings:
         if not self.api_keys and not self.allow_public and not is_loopback(self.host):
             raise ValueError(
@@ -251,6 +397,11 @@ class Settings(BaseSettings):
     ) -> tuple[PydanticBaseSettingsSource, ...]:
         """Flags and the file are merged by ``load``; the environment stands between them."""
         return (init_settings,)
+
+
+def key_fingerprint(key: str) -> str:
+    """What stands for an API key where it can be read: the first 8 hex digits of its SHA-256."""
+    return hashlib.sha256(key.encode()).hexdigest()[:8]
 
 
 def is_loopback(host: str) -> bool:

@@ -8,10 +8,11 @@ replica makes the same cuts for the next turn, and the prefix changes only when 
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
 
 from gateway.guard.draft import Draft, Rules
-from gateway.guard.history import Drop, DropMedia, DropReasoning, Edit, History, Measure, Role, Shorten
+from gateway.guard.history import Drop, DropMedia, DropReasoning, Edit, History, Measure, Notice, Role, Shorten
 from gateway.guard.ladder import LADDER
 
 # Corrections are rounded up to this share of the limit: one that followed every small error would move the cut.
@@ -64,7 +65,7 @@ def trim(
             _cut(draft, limit)
             cuts, cut_at = cuts + 1, end
     if draft.total_tokens > limit:
-        return Untrimmable(draft.total_tokens + slack_tokens, _reason(history, draft, limit_tokens))
+        return Untrimmable(draft.total_tokens, _reason(history, draft, limit_tokens))
     return _report(history, draft, cuts, cut_at)
 
 
@@ -72,6 +73,11 @@ def more_slack(slack_tokens: int, excess_tokens: int, limit_tokens: int) -> int:
     """The slack of the next try, if what came out is ``excess_tokens`` too long when counted."""
     step = max(1, limit_tokens // _SLACK_STEPS)
     return slack_tokens + -(-max(1, excess_tokens) // step) * step
+
+
+def with_notice(edits: Sequence[Edit], text: str) -> tuple[Edit, ...]:
+    """``edits`` with other words in the place of dropped messages: a summary of them."""
+    return tuple(replace(edit, text=text) if isinstance(edit, Notice) else edit for edit in edits)
 
 
 def _cut(draft: Draft, limit: int) -> None:
@@ -126,4 +132,6 @@ def _reason(history: History, draft: Draft, limit_tokens: int) -> str:
     parts.append(("the other messages that must stay take", sum(draft.tokens[index] for index in rest)))
     named = sorted((part for part in parts if part[1] * 10 > limit_tokens), key=lambda part: -part[1])
     what = ", ".join(f"{words} {tokens} tokens" for words, tokens in named or parts[:1])
+    if not draft.rules.ladder:
+        return f"It may not be trimmed: no step of trimming is switched on ({what})."
     return f"Trimming cannot bring it below {draft.total_tokens} tokens: {what}."

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from gateway.config import OverflowSettings
 from gateway.guard.history import (
     IMAGE_NOTE,
     Drop,
@@ -22,6 +23,8 @@ from gateway.guard.shorten import shortened
 
 # What a template puts around a message.
 FRAME_TOKENS = 5
+# What introduces a summary.
+SUMMARY_FRAME_TOKENS = 32
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,6 +42,18 @@ class Rules:
     pin_first_user: bool = True
     tool_result_tokens: int = 256
     note_tokens: int = 0
+
+
+def rules_of(settings: OverflowSettings) -> Rules:
+    """The rules that an operator has set."""
+    return Rules(
+        ladder=settings.ladder,
+        low_water_ratio=settings.low_water_ratio,
+        pinned_turns=settings.pinned_turns,
+        pin_first_user=settings.pin_first_user,
+        tool_result_tokens=settings.tool_result_tokens,
+        note_tokens=settings.summary_tokens + SUMMARY_FRAME_TOKENS if settings.summary_model else 0,
+    )
 
 
 def note(messages: int) -> str:

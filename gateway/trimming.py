@@ -1,0 +1,108 @@
+"""Trimming a request: measure its messages, decide what goes, write the new body, and count what came out."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, replace
+from typing import Any, TypeVar
+
+from gateway.api import chat, messages, responses
+from gateway.api.history import by_bytes, dropped_text, history_of, trimmed_body
+from gateway.config import OverflowSettings
+from gateway.guard.cut import Trimmed, Untrimmable, more_slack, trim, with_notice
+from gateway.guard.draft import rules_of
+from gateway.guard.history import Edit, History, Measure
+from gateway.summary import Summariser
+from gateway.tokens.errors import CannotCount
+from gateway.tokens.service import Counter, ServedModel
+from gateway.types import Ask, Count, CountKind, Dialect, Overflow
+
+T = TypeVar("T")
+
+_PARSERS = {Dialect.CHAT: chat.parse, Dialect.RESPONSES: responses.parse, Dialect.MESSAGES: messages.parse}
+# Sums of messages are a few tokens off; two tries have been enough, whatever the template.
+_TRIES = 5
+
+
+@dataclass(frozen=True, slots=True)
+class Shorter:
+    """The request as it goes on: ``ask`` has the new body. ``summarised``: a summary stands for what was dropped."""
+
+    ask: Ask
+    count: Count
+    report: Trimmed
+    summarised: bool
+
+
+class Trimmer:
+    """Makes requests fit."""
+
+    def __init__(self, settings: OverflowSettings, counter: Counter, summariser: Summariser | None = None) -> None:
+        self._rules = rules_of(settings)
+        self._counter = counter
+        self._summariser = summariser
+        # Measuring texts takes the tokenizer some milliseconds; the loop goes on meanwhile.
+        self._thread = ThreadPoolExecutor(1, thread_name_prefix="trim")
+
+    async def trim(self, ask: Ask, model: ServedModel, count: Count, overflow: Overflow) -> Shorter | Untrimmable:
+        """Remove what ``overflow`` says is too much. ``count``: of ``ask`` as it is. Never raises for what was sent.
+
+        Tried again with some slack while the new count is over the limit, since a message's tokens depend a little on
+        its neighbours.
+        """
+        limit_tokens = overflow.limit_tokens
+        shares = await self._counter.message_tokens(ask, model)
+        local = self._counter.local(model)
+        measure = by_bytes if local is None else _safe(local.measure)
+        found = await self._in_thread(lambda: history_of(ask, measure, count.tokens, shares))
+        if found is None:
+            return Untrimmable(count.tokens, "Trimming is for conversations; this request holds none.")
+        history, scaled = found
+        slack_tokens, tokens = 0, count.tokens
+        for _ in range(_TRIES):
+            plan = await self._in_thread(trim, history, limit_tokens, self._rules, scaled, slack_tokens)
+            if isinstance(plan, Untrimmable):
+                return plan
+            edits, summarised = await self._with_summary(ask, history, plan)
+            shorter = _with_body(ask, await self._in_thread(trimmed_body, ask, history, edits))
+            counted = await self._counter.count(shorter, model)
+            tokens = counted.tokens
+            if tokens <= limit_tokens or counted.kind is not CountKind.EXACT:
+                return Shorter(shorter, counted, plan, summarised)
+            slack_tokens = more_slack(slack_tokens, tokens - limit_tokens, limit_tokens)
+        return Untrimmable(tokens, "Trimming did not bring it below the limit.")
+
+    def close(self) -> None:
+        """Let the thread end."""
+        self._thread.shutdown(wait=False, cancel_futures=True)
+
+    async def _in_thread(self, work: Callable[..., T], *arguments: Any) -> T:
+        return await asyncio.get_running_loop().run_in_executor(self._thread, work, *arguments)
+
+    async def _with_summary(self, ask: Ask, history: History, plan: Trimmed) -> tuple[Sequence[Edit], bool]:
+        """The edits of ``plan``, with a summary in the place of the note if one can be had."""
+        if self._summariser is None or not plan.dropped:
+            return plan.edits, False
+        span = dropped_text(ask.document, ask.dialect, history, plan.dropped)
+        text = await self._summariser.summary(span, plan.messages_dropped)
+        return (plan.edits, False) if text is None else (with_notice(plan.edits, text), True)
+
+
+def _with_body(ask: Ask, body: bytes) -> Ask:
+    """``ask`` with another body; all that was decided about it before stays."""
+    read = _PARSERS[ask.dialect](body, "application/json", ask.path)
+    return replace(ask, body=body, document=read.document, prompt=read.prompt, has_media=read.has_media)
+
+
+def _safe(measure: Measure) -> Measure:
+    """A measure that never fails: what is too long for the tokenizer is measured by its bytes."""
+
+    def measured(text: str) -> int:
+        try:
+            return measure(text)
+        except CannotCount:
+            return by_bytes(text)
+
+    return measured
