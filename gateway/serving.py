@@ -13,10 +13,10 @@ from dataclasses import dataclass, field
 from urllib.parse import quote
 
 from gateway.access.keys import Keys
-from gateway.api.errors import ANYONE, Caller, error_response, is_codex, sse_error
+from gateway.api.errors import ANYONE, Caller, StreamPlace, error_response, is_codex, sse_error
 from gateway.api.parsers import parser_of
 from gateway.api.rewrite import upstream_body
-from gateway.api.upstream_errors import client_error, read_error
+from gateway.api.upstream_errors import client_error, error_event, event_error, read_error
 from gateway.config import Settings
 from gateway.exceptions import (
     BackendBusy,
@@ -34,8 +34,11 @@ from gateway.relay.client import Client, Receive, Scope, Send, header, read_body
 from gateway.relay.events import EventStream
 from gateway.relay.exchange import HOP_BY_HOP, Progress, is_event_stream, passed_headers, relay_bytes, relay_events
 from gateway.relay.gate import Gate, Lease
+from gateway.relay.repair import StreamRepair
 from gateway.relay.sse import json_usage
+from gateway.relay.told import TRUE, UsageTold
 from gateway.relay.upstream import Upstream, UpstreamResponse
+from gateway.repairing import Repairer
 from gateway.tokens.service import Counter, ServedModel
 from gateway.types import Ask, Count, CountKind, Dialect, Offer, Overflow
 
@@ -80,6 +83,8 @@ class Trace:
     count: Count | None = None
     counted_as: str = ""
     cut_by_backend: bool = False
+    repairs: tuple[str, ...] = ()
+    trimmed_tokens: int = 0
     queue_wait_s: float = 0.0
     first_wait_s: float = 0.0
     called_s: float | None = None
@@ -105,6 +110,7 @@ class Serving:
         self._upstream = upstream
         self._metrics = metrics
         self._keys = Keys(settings.api_keys)
+        self._repairer = Repairer(settings.repairs, settings.models, counter, metrics)
 
     async def handle(self, scope: Scope, receive: Receive, send: Send, dialect: Dialect) -> None:
         """Serve one HTTP request of ``dialect`` from its first to its last byte."""
@@ -135,7 +141,9 @@ class Serving:
 
     async def _serve(self, scope: Scope, body: bytes, client: Client, trace: Trace) -> None:
         parse = parser_of(scope["method"], scope["path"])
-        ask = parse(body, header(scope, b"content-type"), scope["path"])
+        ask, trace.repairs = self._repairer.read(
+            parse, body, header(scope, b"content-type"), scope["path"], trace.dialect, self._served_as
+        )
         codex = is_codex(header(scope, b"user-agent"), header(scope, b"originator"))
         trace.caller = Caller(ask.stream, codex, ask.model)
         model = self._fleet.resolve(ask.model)
@@ -178,6 +186,13 @@ class Serving:
         if isinstance(verdict, Overflow):
             raise ContextOverflow(verdict)
         return count, verdict.offers
+
+    def _served_as(self, name: str) -> ServedModel | None:
+        """What is served by ``name``, if anything is."""
+        try:
+            return self.served(self._fleet.resolve(name))
+        except GatewayError:
+            return None
 
     def served(self, model: Model) -> ServedModel:
         """What counting needs to know of ``model``. A LoRA adapter is counted as its base model: it has the base's
@@ -240,27 +255,65 @@ class Serving:
             await self._relay_error(ask, lease, response, client, trace, explained)
         elif is_event_stream(response):
             headers += [("cache-control", "no-cache"), ("x-accel-buffering", "no")]
-            events = EventStream(ask)
-            await relay_events(
-                client,
-                response,
-                headers,
-                events,
-                lease,
-                trace.progress,
-                self._settings.relay,
-                lambda error: sse_error(error, ask.dialect),
-            )
+            await self._relay_events(ask, lease, response, client, trace, headers)
         elif response.headers.get("content-type", "").startswith("application/json") and ask.counted:
-            await self._relay_json(response, client, trace, headers)
+            await self._relay_json(lease, response, client, trace, headers)
         elif ask.counted and ask.dialect is not Dialect.POOLING:  # embeddings may come as bare floats
             raise BackendFailed("The backend answered with something that is not JSON. Try again.")
         else:
             await relay_bytes(client, response, headers, lease, trace.progress, self._settings.relay)
         self._check(trace)
 
+    async def _relay_events(
+        self,
+        ask: Ask,
+        lease: Lease,
+        response: UpstreamResponse,
+        client: Client,
+        trace: Trace,
+        headers: list[tuple[str, str]],
+    ) -> None:
+        """A stream of events, put right on the way and ended with an error where the backend fails."""
+        window = lease.offer.window_tokens
+        repair = StreamRepair(
+            ask.dialect,
+            lease.offer.output_tokens,
+            self._told(lease, trace),
+            self._settings.repairs.disable,
+            lambda data: event_error(data, ask.dialect, window),
+            lambda error: error_event(error, ask.dialect, StreamPlace(*repair.place(), ask.model)),
+        )
+        try:
+            await relay_events(
+                client,
+                response,
+                headers,
+                EventStream(ask, repair),
+                lease,
+                trace.progress,
+                self._settings.relay,
+                lambda error: sse_error(error, ask.dialect, StreamPlace(*repair.place(), ask.model)),
+            )
+        finally:
+            for name in repair.names:
+                self._metrics.repairs.labels(name).inc()
+
+    def _told(self, lease: Lease, trace: Trace) -> UsageTold:
+        """How usage is told to the client: as it is, unless the operator wants it otherwise."""
+        override = self._settings.models.get(trace.model)
+        believed_tokens = override.client_window_tokens if override else None
+        added = trace.trimmed_tokens if self._settings.fitting.report_usage == "untrimmed" else 0
+        if not added and not believed_tokens:
+            return TRUE
+        return UsageTold(added, believed_tokens / lease.offer.window_tokens if believed_tokens else 1.0)
+
     async def _relay_json(
-        self, response: UpstreamResponse, client: Client, trace: Trace, headers: list[tuple[str, str]]
+        self,
+        lease: Lease,
+        response: UpstreamResponse,
+        client: Client,
+        trace: Trace,
+        headers: list[tuple[str, str]],
     ) -> None:
         """A whole answer: read to its end, so that until then another backend can take over, and its usage checked."""
         body = await response.read(READ_WHOLE_BYTES, self._settings.relay.idle_timeout_s)
@@ -272,6 +325,7 @@ class Serving:
             raise BackendFailed("The backend answered with something that is not JSON. Try again.") from None
         progress.prompt_tokens, progress.output_tokens = usage
         response.release()
+        body = self._told(lease, trace).tell_in(body)
         await client.answer(response.status, headers, body)
 
     async def _relay_error(
@@ -329,7 +383,7 @@ class Serving:
                 headers.append(("x-kvgate-output-tokens", str(offer.output_tokens)))
             if offer.clamped and ask.output_tokens is not None:
                 headers.append(("x-kvgate-clamped-from", str(ask.output_tokens)))
-        return headers
+        return headers + _repaired(trace.repairs)
 
     def _note_clamp(self, ask: Ask, lease: Lease, trace: Trace) -> None:
         given_tokens = lease.offer.output_tokens
@@ -358,7 +412,7 @@ class Serving:
             status, headers, body = error_response(error, trace.dialect, trace.request_id, trace.caller)
             if trace.count is not None:
                 headers += _counted(trace.count)
-            await client.answer(status, headers, body)
+            await client.answer(status, headers + _repaired(trace.repairs), body)
 
     def _record(self, trace: Trace) -> None:
         now_s = time.monotonic()
@@ -388,6 +442,11 @@ def _text(value: bytes) -> str:
         return value.decode()
     except UnicodeDecodeError:
         return value.decode("latin-1")
+
+
+def _repaired(names: tuple[str, ...]) -> list[tuple[str, str]]:
+    """The header that names the repairs a request needed."""
+    return [("x-kvgate-repairs", ",".join(names))] if names else []
 
 
 def _counted(count: Count) -> list[tuple[str, str]]:

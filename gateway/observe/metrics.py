@@ -80,6 +80,7 @@ class Metrics:
         )
         self.clamped_requests = counter("clamped_requests", "Requests whose output budget was lowered.", "model")
         self.clamped_tokens = counter("clamped_tokens", "Output tokens taken off budgets.", "model")
+        self.repairs = counter("repairs", "Requests and answers that were put right, by the rule that did it.", "rule")
         self.rejections = counter("rejections", "Requests the gateway answered with an error itself.", "reason")
         self.retries = counter("retries", "Attempts that failed before the first byte and were repeated.", "backend")
         self.upstream_responses = counter(

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from gateway.exceptions import GatewayError
+from gateway.relay.repair import StreamRepair
 from gateway.relay.sse import (
     EventSplitter,
     count_events,
@@ -16,10 +18,11 @@ from gateway.types import Ask, Dialect
 class EventStream:
     """Takes a backend's chunks and gives what goes to the client: whole events, less the usage it did not ask for."""
 
-    __slots__ = ("_ask", "_done", "_marked", "_new", "_splitter", "output_tokens", "prompt_tokens")
+    __slots__ = ("_ask", "_done", "_marked", "_new", "_repair", "_splitter", "output_tokens", "prompt_tokens")
 
-    def __init__(self, ask: Ask) -> None:
+    def __init__(self, ask: Ask, repair: StreamRepair | None = None) -> None:
         self._ask = ask
+        self._repair = repair or StreamRepair(ask.dialect)
         self._splitter = EventSplitter()
         # Only these dialects end with a mark that can be missed; of others the end of the body is the end.
         self._marked = ask.dialect in (Dialect.CHAT, Dialect.COMPLETIONS)
@@ -30,8 +33,12 @@ class EventStream:
 
     @property
     def finished(self) -> bool:
-        """Whether the stream came to its own end, ``[DONE]``."""
-        return self._done or not self._marked
+        """Whether the stream came to its own end, ``[DONE]``, or only lacks that."""
+        return self._done or not self._marked or self._repair.finished
+
+    def early_error(self, chunk: bytes) -> GatewayError | None:
+        """The error that a stream, of which ``chunk`` is the first, begins with, if a status tells it better."""
+        return self._repair.early_error(chunk)
 
     def feed(self, chunk: bytes) -> bytes:
         """The whole events that ``chunk`` completes, as the client should get them; may be empty."""
@@ -41,7 +48,10 @@ class EventStream:
     def close(self) -> bytes:
         """What is left when the body has ended: an event without its empty line, or nothing."""
         rest = self._splitter.flush()
-        return self._passed(rest) if rest else b""
+        data = self._passed(rest) if rest else b""
+        if self._marked and not self._done and self._repair.finished:
+            data += self._repair.end()
+        return data
 
     def take_new(self) -> int:
         """Events with data since the last call; of vLLM each stands for a token or more."""
@@ -60,4 +70,4 @@ class EventStream:
             prompt_tokens, output_tokens = prompt_tokens_of(usage), output_tokens_of(usage)
             self.prompt_tokens = self.prompt_tokens if prompt_tokens is None else prompt_tokens
             self.output_tokens = self.output_tokens if output_tokens is None else output_tokens
-        return data
+        return self._repair.passed(data, self.output_tokens) if data else data

@@ -110,7 +110,7 @@ def find_usage(event: bytes) -> dict[str, Any] | None:
     """The usage object that an event tells, wherever its dialect puts it, or ``None``."""
     if not has_usage(event):
         return None
-    document = _document(event)
+    document = document_of(event)
     return None if document is None else _usage_in(document)
 
 
@@ -126,7 +126,7 @@ def strip_usage(data: bytes, *, at_end: bool, in_every_chunk: bool) -> tuple[byt
     kept: list[bytes] = []
     last: dict[str, Any] | None = None
     for event in split_events(data):
-        document = _document(event) if has_usage(event) else None
+        document = document_of(event) if has_usage(event) else None
         usage = None if document is None else _usage_in(document)
         last = {**(last or {}), **usage} if usage else last
         if document is None or usage is None or "usage" not in document:
@@ -137,7 +137,7 @@ def strip_usage(data: bytes, *, at_end: bool, in_every_chunk: bool) -> tuple[byt
             kept.append(event)
         elif not alone:
             del document["usage"]
-            kept.append(_with_data(event, orjson.dumps(document)))
+            kept.append(with_data(event, orjson.dumps(document)))
     return b"".join(kept), last
 
 
@@ -223,7 +223,8 @@ def _usage_in(document: dict[str, Any]) -> dict[str, Any] | None:
     return None
 
 
-def _document(event: bytes) -> dict[str, Any] | None:
+def document_of(event: bytes) -> dict[str, Any] | None:
+    """The JSON object that an event's data are, or ``None``."""
     lines = _DATA_LINE.findall(event)
     try:
         document = orjson.loads(lines[0] if len(lines) == 1 else b"\n".join(lines))
@@ -232,7 +233,7 @@ def _document(event: bytes) -> dict[str, Any] | None:
     return document if isinstance(document, dict) else None
 
 
-def _with_data(event: bytes, data: bytes) -> bytes:
+def with_data(event: bytes, data: bytes) -> bytes:
     """``event`` with its data lines replaced by one."""
     first, *others = _DATA_LINE.finditer(event)
     tail = event[others[-1].end(1) :] if others else event[first.end(1) :]

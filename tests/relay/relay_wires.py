@@ -24,6 +24,7 @@ def event(text: str) -> bytes:
     return chunk(b'data: {"choices":[{"delta":{"content":"%s"}}]}\n\n' % text.encode())
 
 
+LAST = chunk(b'data: {"choices":[{"delta":{"content":"b"},"finish_reason":"stop"}]}\n\n')
 DONE = chunk(b"data: [DONE]\n\n") + b"0\r\n\r\n"
 
 

@@ -8,7 +8,7 @@ from collections.abc import AsyncIterator
 from typing import Any
 
 import pytest
-from relay_wires import CHUNKED, DONE, Server, Wire, chunk, event, sends, serving
+from relay_wires import CHUNKED, DONE, LAST, Server, Wire, chunk, event, sends, serving
 
 from gateway.api.errors import sse_error
 from gateway.config import RelaySettings
@@ -79,7 +79,7 @@ def assert_ended_with_an_error(wire: Wire, code: str) -> None:
 
 async def test_a_stream_arrives_whole_and_its_tokens_are_told(relay: Relay) -> None:
     wire = Wire()
-    async with serving(sends(CHUNKED, event("a"), event("b"), DONE)) as server:
+    async with serving(sends(CHUNKED, event("a"), LAST, DONE)) as server:
         await relay.events(server, wire)
     assert wire.status == 200
     assert wire.body.count(b"data:") == 3
