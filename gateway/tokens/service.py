@@ -1,26 +1,27 @@
 """The count of a request: from the best source that has one, with its kind, and audited by what backends report.
 
-Sources, best first: ``given`` (token ids), ``local`` (tokenizer and template here), ``backend`` (``/tokenize``),
-``estimate``. A failure of one never reaches the client; the next is asked.
+Sources, best first: ``given`` (token ids), ``local`` (tokenizer and template here), a backend's ``render`` endpoint,
+its ``count_tokens`` (Anthropic's requests only), its ``tokenize``, and the ``estimate``. A failure of one never reaches
+the client; the next is asked.
 """
 
 from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from gateway.config import CountingSettings, ModelSettings
-from gateway.tokens.backend import Post, count_at_backend
+from gateway.tokens.backend import Backends, Post
 from gateway.tokens.errors import CannotCount, CannotLoad
 from gateway.tokens.estimate import Estimator, Size, size_of
 from gateway.tokens.loading import WAIT_S, Loading
 from gateway.tokens.local import LocalCounter, TemplateOptions, load
-from gateway.tokens.probe import PROBES
-from gateway.types import Ask, ChatPrompt, Count, CountKind, Prompt, TextPrompts, TokenPrompts
+from gateway.tokens.probe import Comparison, probes_for
+from gateway.types import Ask, ChatPrompt, Count, CountKind, TextPrompts, TokenPrompts
 
 log = logging.getLogger("kvgate.tokens")
 
@@ -28,6 +29,12 @@ log = logging.getLogger("kvgate.tokens")
 INLINE_BYTES = 20_000
 _ENCODE_THREADS = 4
 _PLAIN = ModelSettings()
+
+# Ways to have a backend count, best first. The first two run the code that serves requests.
+REMOTE = ("render", "count_tokens", "tokenize")
+
+TrustNote = Callable[[str, str, str], None]
+"""Told of a model, a source and ``lost`` or ``regained``."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,10 +91,17 @@ class _State:
 class Counter:
     """Counts requests. ``post`` reaches the backends: this room has no HTTP client of its own."""
 
-    def __init__(self, settings: CountingSettings, models: Mapping[str, ModelSettings], post: Post) -> None:
+    def __init__(
+        self,
+        settings: CountingSettings,
+        models: Mapping[str, ModelSettings],
+        post: Post,
+        note: TrustNote = lambda model, source, change: None,
+    ) -> None:
         self._settings = settings
         self._models = models
-        self._post = post
+        self._backends = Backends(post, settings.backend_timeout_s)
+        self._note = note
         self._states: dict[str, _State] = {}
         self._loading = Loading(self._load)
         # Rendering holds the GIL, so two renders at once would only keep the loop waiting twice as long; encoding does
@@ -110,7 +124,7 @@ class Counter:
             log.debug("%s: not counted locally: %s", model.name, error)
             return await self._count_elsewhere(ask, prompt, model, state, error)
         self._chose(model.name, state, "local", "")
-        return self._counted(lengths, CountKind.EXACT, "local", ask, None)
+        return self._counted(lengths, _kind(prompt, exact=True), "local", ask, None)
 
     async def message_tokens(self, ask: Ask, model: ServedModel) -> tuple[tuple[int, ...], int] | None:
         """Tokens of each message of a chat by itself, and of all else (tools, the template's own text).
@@ -142,7 +156,7 @@ class Counter:
         size, audited = None, True
         if isinstance(count, MeasuredCount):
             size, audited = count.size, count.audited
-        if not audited and count.source != "backend":
+        if not audited and count.source not in REMOTE:
             return None if count.kind is CountKind.EXACT else error_tokens
         if size is not None:
             state.estimator.learn(size, prompt_tokens)
@@ -216,35 +230,50 @@ class Counter:
         self, ask: Ask, prompt: ChatPrompt | TextPrompts, model: ServedModel, state: _State, why: Exception
     ) -> Count:
         size = size_of(prompt)
-        reason = str(why)
-        if not (isinstance(why, CannotCount) and why.refused):
+        reasons = [str(why)]
+        refused = isinstance(why, CannotCount) and why.refused
+        for source in REMOTE if not refused else ():
             try:
-                lengths = await self._ask_backend(prompt, model)
+                lengths = await self._ask(source, prompt, ask, model)
             except CannotCount as error:
-                reason = f"{reason}; {error.reason}"
-            else:
-                kind = CountKind.EXACT if self._backend_is_exact(prompt, model, state) else CountKind.ESTIMATE
-                self._chose(model.name, state, "backend", str(why))
-                return self._counted(lengths, kind, "backend", ask, size)
-        self._chose(model.name, state, "estimate", reason)
+                reasons.append(error.reason)
+                if error.refused:
+                    break
+                continue
+            exact = source not in state.distrusted and (source != "tokenize" or self._tokenize_is_exact(prompt, model))
+            self._chose(model.name, state, source, str(why))
+            return self._counted(lengths, _kind(prompt, exact=exact), source, ask, size)
+        self._chose(model.name, state, "estimate", "; ".join(reasons))
         return self._counted(state.estimator.estimate(size), CountKind.ESTIMATE, "estimate", ask, size)
 
-    async def _ask_backend(self, prompt: ChatPrompt | TextPrompts, model: ServedModel) -> tuple[int, ...]:
-        return await count_at_backend(
-            self._post,
-            prompt,
-            model.name,
-            model.backends,
-            model.api_keys,
-            model.vllm_version,
-            self._settings.backend_timeout_s,
-        )
+    async def _ask(
+        self, source: str, prompt: ChatPrompt | TextPrompts, ask: Ask | None, model: ServedModel
+    ) -> tuple[int, ...]:
+        settings = self._models.get(model.name, _PLAIN)
+        urls = (settings.render_url,) if source == "render" and settings.render_url else model.backends
+        if source == "tokenize" and isinstance(prompt, ChatPrompt):
+            prompt = self._as_chat(prompt, model)
+        return await self._backends.count(source, prompt, ask, model.name, urls, model.api_keys, model.vllm_version)
 
-    def _backend_is_exact(self, prompt: Prompt, model: ServedModel, state: _State) -> bool:
-        if "backend" in state.distrusted:
-            return False
+    def _as_chat(self, prompt: ChatPrompt, model: ServedModel) -> ChatPrompt:
+        """The prompt as ``/tokenize`` must have it, which knows neither Anthropic's rules nor the server's flags."""
         local = self.local(model)
-        return not (isinstance(prompt, ChatPrompt) and local is not None and local.tokenize_differs)
+        if prompt.from_messages and local is not None and local.no_chat is None:
+            prompt = local.settled(prompt)
+        if prompt.tool_choice == "none" and self._models.get(model.name, _PLAIN).exclude_tools_when_tool_choice_none:
+            prompt = replace(prompt, tools=None)
+        return prompt
+
+    def _tokenize_is_exact(self, prompt: ChatPrompt | TextPrompts, model: ServedModel) -> bool:
+        """Whether ``/tokenize`` renders this as serving would."""
+        if not isinstance(prompt, ChatPrompt):
+            return True
+        local = self.local(model)
+        if local is not None:
+            return not local.tokenize_differs
+        # Where the template is not known, nor is what it would make of these (see gateway/tokens/anthropic.py).
+        inline = any(message.get("role") == "system" for message in prompt.messages[1:])
+        return not (prompt.from_messages and (inline or prompt.reasoning_effort == "none"))
 
     @staticmethod
     def _counted(lengths: tuple[int, ...], kind: CountKind, source: str, ask: Ask, size: Size | None) -> Count:
@@ -262,9 +291,13 @@ class Counter:
     def _options(self, model: ServedModel) -> tuple[TemplateOptions, str]:
         override = self._models.get(model.name, _PLAIN)
         given = override.chat_template_content_format
-        return TemplateOptions(override.chat_template, None if given == "auto" else given), (
-            override.tokenizer or model.root
+        options = TemplateOptions(
+            override.chat_template,
+            None if given == "auto" else given,
+            override.trust_request_chat_template,
+            override.exclude_tools_when_tool_choice_none,
         )
+        return options, override.tokenizer or model.root
 
     async def _local(self, model: ServedModel, wait_s: float | None = WAIT_S) -> LocalCounter:
         if not self._settings.local:
@@ -282,6 +315,8 @@ class Counter:
             state = self._states[model.name] = _State(model.root, model.vllm_version)
         elif model.vllm_version is not None and state.vllm_version != model.vllm_version:
             if state.vllm_version is not None:
+                for source in state.distrusted:
+                    self._note(model.name, source, "regained")
                 state.wrong.clear()
                 state.distrusted.clear()
             state.vllm_version = model.vllm_version
@@ -289,6 +324,7 @@ class Counter:
 
     def _distrust(self, model: str, state: _State, source: str, why: str) -> None:
         state.distrusted[source] = f"{source} counts were wrong, {why}"
+        self._note(model, source, "lost")
         log.warning("%s: %s; it is not trusted until the backend changes", model, state.distrusted[source])
 
     def _chose(self, model: str, state: _State, source: str, reason: str) -> None:
@@ -297,27 +333,57 @@ class Counter:
         state.source, state.reason = source, reason
 
     async def _probe(self, local: LocalCounter, model: ServedModel, state: _State) -> str:
-        """Compare local counts with a backend's on fixed conversations; what differs is not trusted."""
+        """Compare local counts with the backends' on fixed requests; what differs is not trusted."""
         defaults = self._models.get(model.name, _PLAIN).default_chat_template_kwargs
-        equal = 0
-        for prompt in PROBES:
+        comparisons = [await self._compare(source, local, defaults, model) for source in REMOTE]
+        confirmed = False
+        for comparison in comparisons:
+            if comparison.difference and confirmed and comparison.source == "tokenize":
+                self._distrust(model.name, state, "tokenize", comparison.difference)
+            elif comparison.difference and "local" not in state.distrusted:
+                self._distrust(model.name, state, "local", comparison.difference)
+            confirmed = confirmed or (comparison.asked > 0 and not comparison.difference)
+        return "; ".join(map(str, comparisons))
+
+    async def _compare(
+        self, source: str, local: LocalCounter, defaults: Mapping[str, Any], model: ServedModel
+    ) -> Comparison:
+        comparison = Comparison(source)
+        for prompt, ask in probes_for(source):
+            if isinstance(prompt, ChatPrompt) and source == "tokenize" and local.tokenize_differs:
+                continue
             try:
                 (ours,) = await self._count_in_threads(local, prompt, defaults)
-                (theirs,) = await self._ask_backend(prompt, model)
+                (theirs,) = await self._ask(source, prompt, ask, model)
             except CannotCount as error:
-                log.debug("%s: probe passed over: %s", model.name, error)
+                comparison.absent = comparison.absent or error.reason
                 continue
+            comparison.asked += 1
+            comparison.equal += ours == theirs
             if ours != theirs:
-                self._distrust(model.name, state, "local", f"the backend counts {theirs} where we count {ours}")
+                comparison.difference = f"{source} of the backend counts {theirs} where we count {ours}"
                 break
-            equal += 1
-        return f"equal to the backend on {equal} of {len(PROBES)} probes"
+        return comparison
 
     async def _warm_without(self, model: ServedModel, state: _State, why: str) -> str:
-        try:
-            await self._ask_backend(PROBES[0], model)
-        except CannotCount as error:
-            self._chose(model.name, state, "estimate", f"{why}; {error.reason}")
-            return f"estimated: {why}; {error.reason}"
-        self._chose(model.name, state, "backend", why)
-        return f"counted by the backends' /tokenize: {why}"
+        """Which source counts where there is no local one."""
+        reasons = [why]
+        for source in REMOTE:
+            prompt, ask = probes_for(source)[0]
+            try:
+                await self._ask(source, prompt, ask, model)
+            except CannotCount as error:
+                reasons.append(error.reason)
+                continue
+            if source == "count_tokens":
+                continue  # Anthropic's requests alone; what counts the others decides
+            self._chose(model.name, state, source, why)
+            return f"counted by the backends' {source}: {'; '.join(reasons)}"
+        self._chose(model.name, state, "estimate", "; ".join(reasons))
+        return f"estimated: {'; '.join(reasons)}"
+
+
+def _kind(prompt: ChatPrompt | TextPrompts, *, exact: bool) -> CountKind:
+    """An exact count of texts that the engine joins in a way not known here is an estimate all the same."""
+    approximate = isinstance(prompt, TextPrompts) and prompt.approximate
+    return CountKind.EXACT if exact and not approximate else CountKind.ESTIMATE

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 from tokens_helpers import FakeBackend
 
-from gateway.tokens.backend import MAX_TEXTS, count_at_backend
+from gateway.tokens.backend import MAX_TEXTS, RETRY_AFTER_S, Backends
 from gateway.tokens.errors import CannotCount
 from gateway.types import ChatPrompt, TextPrompts
 
@@ -21,7 +21,7 @@ async def ask(
     version: str | None = "0.32.0",
     urls: tuple[str, ...] = URLS,
 ) -> tuple[int, ...]:
-    return await count_at_backend(backend.post, prompt, "m", urls, {URLS[0]: "secret"}, version, 1.0)
+    return await Backends(backend.post, 1.0).count("tokenize", prompt, None, "m", urls, {URLS[0]: "secret"}, version)
 
 
 async def test_a_chat_is_sent_with_all_that_changes_its_prompt() -> None:
@@ -31,7 +31,7 @@ async def test_a_chat_is_sent_with_all_that_changes_its_prompt() -> None:
         tools=[{"type": "function", "function": {"name": "f"}}],
         add_generation_prompt=False,
         continue_final_message=True,
-        chat_template="{{ ignored }}",
+        chat_template="{{ x }}",
         chat_template_kwargs={"x": 1, "tokenize": True},
         documents=[{"text": "d"}],
         reasoning_effort="none",
@@ -46,6 +46,7 @@ async def test_a_chat_is_sent_with_all_that_changes_its_prompt() -> None:
         "add_generation_prompt": False,
         "continue_final_message": True,
         "add_special_tokens": False,
+        "chat_template": "{{ x }}",
         "chat_template_kwargs": {
             "x": 1,
             "documents": [{"text": "d"}],

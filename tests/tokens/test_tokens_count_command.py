@@ -80,7 +80,7 @@ def test_a_backend_counts_what_cannot_be_counted_here(
         "tokens": tokens,
         "total_tokens": tokens,
         "kind": "exact",
-        "source": "backend",
+        "source": "tokenize",
         "reason": "there is no folder /only/there on this machine",
     }
 

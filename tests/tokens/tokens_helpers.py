@@ -29,10 +29,18 @@ def text_ask(prompt: Any, **fields: Any) -> Ask:
 
 
 class FakeBackend:
-    """Answers ``/tokenize`` with ``answer``, or raises it, and remembers what it was asked."""
+    """Answers ``/tokenize`` with ``answer``, or raises it whatever is asked, and remembers what it was asked.
 
-    def __init__(self, answer: tuple[int, Mapping[str, Any]] | Exception) -> None:
+    ``others``: answers of other endpoints by path; those not named are switched off, as vLLM's render endpoints are.
+    """
+
+    def __init__(
+        self,
+        answer: tuple[int, Mapping[str, Any]] | Exception,
+        others: Mapping[str, tuple[int, Mapping[str, Any]]] | None = None,
+    ) -> None:
         self.answer = answer
+        self.others = others or {}
         self.asked: list[tuple[str, Any, Mapping[str, str]]] = []
 
     async def post(
@@ -41,7 +49,8 @@ class FakeBackend:
         self.asked.append((url, body, headers))
         if isinstance(self.answer, Exception):
             raise self.answer
-        return self.answer
+        path = "/" + url.split("/", 3)[3]
+        return self.answer if path == "/tokenize" else self.others.get(path, (403, {"error": {"message": "off"}}))
 
 
 def llama_like(folder: Path) -> Path:
