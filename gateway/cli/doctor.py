@@ -60,11 +60,14 @@ def run(options: argparse.Namespace) -> int:
 
 
 def _print(findings: list[Finding]) -> None:
+    from gateway.planner.screen import columns, wrapped
+
+    width = columns()
     for finding in findings:
         part = " (partial answer)" if finding.partial else ""
-        print(f"{_MARKS[finding.severity]} {finding.cause}{part}")
+        print(wrapped(f"{finding.cause}{part}", width, f"{_MARKS[finding.severity]} ", "  "))
         if finding.change:
-            print(f"    change: {finding.change}")
+            print(wrapped(finding.change, width, "    change: ", "      "))
 
 
 def _log_text(options: argparse.Namespace) -> str | None:
@@ -76,8 +79,14 @@ def _log_text(options: argparse.Namespace) -> str | None:
                 timeout=options.timeout,
                 check=False,
             )
-        except (OSError, subprocess.TimeoutExpired) as error:
-            print(f"kvgate doctor: docker logs failed ({error}).", file=sys.stderr)
+        except FileNotFoundError:
+            print("kvgate doctor: docker is not installed here; pipe the log in instead.", file=sys.stderr)
+            return None
+        except subprocess.TimeoutExpired:
+            print(f"kvgate doctor: docker did not answer within {options.timeout:g} s.", file=sys.stderr)
+            return None
+        except OSError as error:
+            print(f"kvgate doctor: docker cannot be run: {error.strerror}.", file=sys.stderr)
             return None
         if done.returncode:
             print(f"kvgate doctor: {done.stderr.decode('utf-8', 'replace').strip()}", file=sys.stderr)

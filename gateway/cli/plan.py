@@ -85,6 +85,7 @@ def _run(options: argparse.Namespace) -> int:
     from gateway.planner.errors import ContradictoryFlags
     from gateway.planner.matrix import Cell
     from gateway.planner.plan import make_plan
+    from gateway.planner.screen import columns
     from gateway.planner.source import load_subject, with_draft
     from gateway.planner.versions import behaviour_of
 
@@ -109,7 +110,7 @@ def _run(options: argparse.Namespace) -> int:
     if options.json:
         print(json.dumps(report.as_json(plan), indent=2))
     else:
-        print(report.as_text(plan, compose=options.compose))
+        print(report.as_text(plan, compose=options.compose, width=columns()))
     return 0 if plan.fits else 1
 
 
@@ -142,7 +143,11 @@ def _draw(path: Path, cells: Sequence[Cell], card: Card) -> None:
 
     if path.suffix.lower() != ".svg":
         raise PlannerError(f"--picture writes SVG; name it {path.stem}.svg.")
-    path.write_text(draw(cells, f"Memory on {card.name}"), encoding="utf-8")
+    text = draw(cells, f"Memory on {card.name}, {card.memory_gib:.1f} GiB")
+    try:
+        path.write_text(text, encoding="utf-8")
+    except OSError as error:
+        raise PlannerError(f"cannot write {path}: {error.strerror}.") from error
 
 
 def _wish(options: argparse.Namespace) -> Wish:
@@ -182,8 +187,8 @@ def _card(options: argparse.Namespace) -> Card:
     from gateway.planner.cards import UNSTATED, card_of_memory, find_card
     from gateway.planner.errors import ContradictoryFlags, UnknownCard
 
-    if options.vram is not None and options.vram <= 0:
-        raise ContradictoryFlags("--vram must be positive.")
+    if options.vram is not None and not 0 < options.vram < 1 << 20:
+        raise ContradictoryFlags("--vram is the card's memory in GiB, above 0.")
     if options.gpu:
         card = find_card(options.gpu)
         return card if options.vram is None else replace(card, memory_gib=options.vram)

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 
 from gateway.planner import pool as pools
+from gateway.planner.architectures import known as known_architectures
 from gateway.planner.cards import Card
 from gateway.planner.deepseek_v4 import build_v4_pool
 from gateway.planner.errors import ContradictoryFlags
@@ -18,11 +19,13 @@ from gateway.planner.overhead import Overheads, RunSettings, overheads
 from gateway.planner.parameters import count_parameters
 from gateway.planner.pool import Pool, PoolSettings
 from gateway.planner.speculation import Speculation
-from gateway.planner.versions import Behaviour, batch_defaults
+from gateway.planner.versions import LATEST, LATEST_TEXT, OLDEST, Behaviour, batch_defaults
 from gateway.planner.weights import QUANT_BITS, Weights, weights_of
 
 _FALLBACK_WINDOW = 8192
 _WIDEST_SEARCH = 16 << 20
+_MOST_GIB = 1 << 20
+_V4_DTYPES = ("auto", "fp8", "fp8_e4m3", "fp8_ds_mla")
 
 
 @dataclass(frozen=True, slots=True)
@@ -116,6 +119,30 @@ class Plan:
     limit: str
     rows: tuple[DtypeRow, ...] = ()
     warnings: tuple[str, ...] = field(default_factory=tuple)
+
+    @property
+    def partial(self) -> str:
+        """Why this plan is only a part of the answer, in sentences; empty when it is whole."""
+        geometry, drafter = self.subject.geometry, self.wish.speculation
+        reasons: list[str] = []
+        if drafter is not None and drafter.unplanned:
+            reasons.append(
+                f"the weights and the cache of the {drafter.method} drafter are not counted, since vLLM lays them out "
+                "by rules not modelled here. Expect less KV memory and fewer tokens; a log of a start with it tells."
+            )
+        if geometry.architecture and geometry.architecture not in known_architectures():
+            reasons.append(
+                f"vLLM {LATEST_TEXT} lists no architecture {geometry.architecture}. Planned as its fields say: "
+                f"{layers_text(geometry.layers) or 'no cached layers'}; windows, states or shared caches that only its "
+                "code knows are missing."
+            )
+        elif not geometry.architecture and not geometry.model_type:
+            reasons.append("the config names neither architectures nor model_type, so it was read as a plain decoder.")
+        if is_deepseek_v4(geometry.config) and self.wish.kv_dtype not in _V4_DTYPES:
+            reasons.append(
+                f"DeepSeek-V4 is planned with its fp8 rows; how {self.wish.kv_dtype} lays them out is not modelled."
+            )
+        return " Also: ".join(reasons)
 
     @property
     def support(self) -> Support:
@@ -270,9 +297,24 @@ def default_block_tokens(geometry: ModelGeometry, card: Card) -> int:
 
 
 def _check(geometry: ModelGeometry, wish: Wish) -> None:
-    for name, number in (("--tp", wish.tp), ("--pp", wish.pp), ("--dcp", wish.dcp)):
-        if number < 1:
+    for name, number in (
+        ("--tp", wish.tp),
+        ("--pp", wish.pp),
+        ("--dcp", wish.dcp),
+        ("--concurrency", wish.concurrency),
+        ("--max-num-seqs", wish.seqs),
+        ("--max-num-batched-tokens", wish.batched_tokens),
+        ("--block-size", wish.block_tokens),
+    ):
+        if number is not None and number < 1:
             raise ContradictoryFlags(f"{name} must be at least 1.")
+    if wish.kv_memory_gib is not None and not 0 < wish.kv_memory_gib < _MOST_GIB:
+        raise ContradictoryFlags("--kv-memory is the KV memory of one GPU in GiB, above 0.")
+    if wish.seqs and wish.batched_tokens and wish.batched_tokens < wish.seqs:
+        raise ContradictoryFlags(
+            f"--max-num-batched-tokens {wish.batched_tokens} is less than --max-num-seqs {wish.seqs}; "
+            "vLLM refuses that."
+        )
     if wish.utilization is not None and not 0 < wish.utilization <= 1:
         raise ContradictoryFlags("--gpu-memory-utilization is a share between 0 and 1.")
     if wish.context is not None and wish.context < 1:
@@ -404,6 +446,11 @@ def _limits(
 ) -> tuple[str, list[str]]:
     geometry = subject.geometry
     warnings = list(geometry.notes)
+    if behaviour.version[:2] > LATEST[:2]:
+        warnings.append(f"vLLM {behaviour.text} is newer than what the planner knows: planned as {LATEST_TEXT}.")
+    if behaviour.version[:2] < OLDEST:
+        oldest = ".".join(map(str, OLDEST))
+        warnings.append(f"vLLM {behaviour.text} is older than what the planner knows: planned as {oldest}.")
     support = kv_support(card, geometry, wish.kv_dtype, behaviour)
     if not support.runs:
         warnings.append(f"--kv-cache-dtype {wish.kv_dtype} does not run here: {support.note}.")

@@ -5,7 +5,9 @@ from __future__ import annotations
 from gateway.planner.figures import Figure, Kind, gib_text, tokens_text
 from gateway.planner.flags import compose_service, recommended_window, serve_command
 from gateway.planner.hardware import pitfalls
+from gateway.planner.leaner import leaner
 from gateway.planner.plan import Plan, layers_text
+from gateway.planner.screen import shell_lines, wrapped
 
 _KIB = 1024
 
@@ -22,6 +24,7 @@ def as_json(plan: Plan) -> dict[str, object]:
         "fits": plan.fits,
         "fits_for_certain": plan.fits and plan.certain,
         "limited_by": plan.limit,
+        "partial": plan.partial or None,
         "weights_gib": plan.weights.per_gpu.as_json(),
         "weights_whole_gib": plan.weights.whole.as_json(),
         "quantization": plan.weights.quant,
@@ -61,60 +64,118 @@ def as_json(plan: Plan) -> dict[str, object]:
         ],
         "warnings": list(plan.warnings),
         "pitfalls": pitfalls(plan.card, plan.wish.tp, plan.utilization),
+        "leaner": _leaner_json(plan),
         "recommended_max_model_len": recommended_window(plan),
         "command": serve_command(plan) or None,
         "compose": compose_service(plan) or None,
     }
 
 
-def as_text(plan: Plan, *, compose: bool = False) -> str:
-    """The page printed by ``kvgate plan``."""
+def _leaner_json(plan: Plan) -> dict[str, object] | None:
+    found = leaner(plan)
+    if found is None:
+        return None
+    return {
+        "flags": list(found.flags),
+        "fits": found.plan.fits,
+        "largest_max_model_len": found.plan.largest_window.as_json(0),
+        "command": serve_command(found.plan) or None,
+    }
+
+
+def as_text(plan: Plan, *, compose: bool = False, width: int = 100) -> str:
+    """The page printed by ``kvgate plan``, in ``width`` columns."""
     geometry, extra = plan.subject.geometry, plan.overheads
     gpus = plan.wish.tp * plan.wish.pp
     each = " each" if gpus > 1 else ""
+    parameters = f"{plan.weights.parameters / 1e9:.2f} B parameters ({plan.weights.quant})"
     lines = [
-        f"{geometry.name} on {gpus} x {plan.card.name}, vLLM {plan.behaviour.text}",
-        f"  {plan.weights.parameters / 1e9:.2f} B parameters ({plan.weights.quant}), cached layers: "
-        f"{layers_text(geometry.layers) or 'none'}",
+        wrapped(f"{geometry.name} on {gpus} x {plan.card.name}, vLLM {plan.behaviour.text}", width),
+        wrapped(f"{parameters}, cached layers: {layers_text(geometry.layers) or 'none'}", width, "  ", "  "),
         "",
-        _budget_line(plan, each),
-        _row("weights", plan.weights.per_gpu),
-        _row("activation peak", extra.activation),
-        _row("outside torch", extra.non_torch),
-        _row("CUDA graphs" + ("" if plan.behaviour.graphs_subtracted else " (not subtracted)"), extra.graphs),
+        *([wrapped(_partial(plan), width), ""] if plan.partial else []),
+        wrapped(_budget_line(plan, each), width, "", "  "),
+        _row("weights", plan.weights.per_gpu, width),
+        _row("activation peak", extra.activation, width),
+        _row("outside torch", extra.non_torch, width),
+        _row("CUDA graphs" + ("" if plan.behaviour.graphs_subtracted else ", beside"), extra.graphs, width),
     ]
     if extra.lora.value:
-        lines.append(_row("LoRA adapters", extra.lora))
+        lines.append(_row("LoRA adapters", extra.lora, width))
     lines += [
-        _row("KV cache", plan.kv_memory),
+        _row("KV cache", plan.kv_memory, width),
         "",
         f"KV cache{each}",
-        f"  {'bytes per token':<26}{_bytes_text(plan.kv_bytes_per_token.value):>14}  {plan.kv_bytes_per_token.kind}",
-        _row("size in tokens", plan.size_tokens, tokens=True),
-        f"  {'concurrency at ' + tokens_text(plan.window):<26}{plan.max_concurrency.value:>13.2f}x  "
-        f"{plan.max_concurrency.kind}{_range(plan.max_concurrency, '{:.2f}')}",
-        _row("largest window", plan.largest_window, tokens=True),
-        f"  {'needed for the window':<26}{gib_text(plan.needed_gib):>14}  {plan.kv_bytes_per_token.kind}",
+        _line("bytes per token", _bytes_text(plan.kv_bytes_per_token.value), str(plan.kv_bytes_per_token.kind), width),
+        _row("size in tokens", plan.size_tokens, width, tokens=True),
+        _line(
+            f"times {tokens_text(plan.window)} tokens",
+            f"{plan.max_concurrency.value:.2f}x",
+            f"{plan.max_concurrency.kind}{_range(plan.max_concurrency, '{:.2f}')}",
+            width,
+        ),
+        _row("largest window", plan.largest_window, width, tokens=True),
+        _line("needed for the window", gib_text(plan.needed_gib), str(plan.kv_bytes_per_token.kind), width),
         "",
-        _verdict(plan),
+        wrapped(_verdict(plan), width),
+        *_leaner_lines(plan, width),
         "",
         "KV dtypes this card runs",
-        f"  {'dtype':<22}{'bytes/token':>12}{'largest window':>16}{'tokens':>13}{'at window':>11}  set",
-    ]
-    lines += [
-        f"  {row.kv_dtype:<22}{_bytes_text(row.kv_bytes_per_token):>12}{tokens_text(row.largest_window.value):>16}"
-        f"{tokens_text(row.size_tokens.value):>13}{row.max_concurrency.value:>10.2f}x  "
-        f"{row.support.backend or ('not on this card' if not row.support.runs else '')}"
-        f"{' (unproven)' if not row.support.known else ''}"
-        for row in plan.rows
+        *_dtype_table(plan, width),
     ]
     notes = [*plan.warnings, *pitfalls(plan.card, plan.wish.tp, plan.utilization)]
     if notes:
-        lines += ["", "Mind", *(f"  - {note}" for note in notes)]
-    lines += ["", "Command", f"  {serve_command(plan) or 'none: nothing fits with these flags'}"]
-    if compose and serve_command(plan):
+        lines += ["", "Mind", *(wrapped(note, width, "  - ", "    ") for note in notes)]
+    command = serve_command(plan)
+    lines += ["", "Command", shell_lines(command, width) if command else "  none: nothing fits with these flags"]
+    if compose and command:
         lines += ["", "Compose", *(f"  {line}" for line in compose_service(plan).splitlines())]
     return "\n".join(lines)
+
+
+def _leaner_lines(plan: Plan, width: int) -> list[str]:
+    found = leaner(plan)
+    if found is None:
+        return []
+    window = found.plan.largest_window
+    reach = f"{tokens_text(window.value)} ({window.kind}{_range(window, '{:,.0f}')})"
+    verdict = "it fits; the largest window is then" if found.plan.fits else "the largest window is"
+    return [wrapped(f"With {' '.join(found.flags)} {verdict} {reach}.", width)]
+
+
+def _dtype_table(plan: Plan, width: int) -> list[str]:
+    """One line a dtype; narrow terminals lose the columns that follow from the others."""
+    heads = ["bytes/token", "tokens", "window", "at once"]
+    kept = heads if width >= 82 else heads[::2] + heads[3:] if width >= 70 else heads[2:]
+    lines = ["  " + f"{'dtype':<20}" + "".join(f"{head:>12}" for head in kept[:-1]) + f"{kept[-1]:>9}  set"]
+    for row in plan.rows:
+        cells = dict(
+            zip(
+                heads,
+                (
+                    _bytes_text(row.kv_bytes_per_token),
+                    tokens_text(row.size_tokens.value),
+                    tokens_text(row.largest_window.value),
+                    f"{row.max_concurrency.value:.2f}x",
+                ),
+                strict=True,
+            )
+        )
+        setting = row.support.backend or ("not on this card" if not row.support.runs else "")
+        unproven = " (unproven)" if not row.support.known else ""
+        lines.append(
+            (
+                "  "
+                + f"{row.kv_dtype:<20}"
+                + "".join(f"{cells[head]:>12}" for head in kept[:-1])
+                + f"{cells[kept[-1]]:>9}  {setting}{unproven}"
+            ).rstrip()
+        )
+    return lines
+
+
+def _partial(plan: Plan) -> str:
+    return f"Partial answer: {plan.partial}"
 
 
 def _budget_line(plan: Plan, each: str) -> str:
@@ -138,10 +199,17 @@ def _verdict(plan: Plan) -> str:
     return f"Probably does not fit: {plan.limit}; the estimate's high end would. Test, or take a smaller window."
 
 
-def _row(label: str, figure: Figure, *, tokens: bool = False) -> str:
+def _row(label: str, figure: Figure, width: int, *, tokens: bool = False) -> str:
     value = tokens_text(figure.value) if tokens else gib_text(figure.value)
     form = "{:,.0f}" if tokens else "{:.2f}"
-    return f"  {label:<26}{value:>14}  {figure.kind}{_range(figure, form)}"
+    return _line(label, value, f"{figure.kind}{_range(figure, form)}", width)
+
+
+def _line(label: str, value: str, trust: str, width: int) -> str:
+    if width >= 72:
+        return f"  {label:<26}{value:>14}  {trust}"
+    line = f"  {label:<22}{value:>10} {trust}"
+    return line if len(line) <= width else line.replace("estimated", "est.").replace(" .. ", "-")
 
 
 def _range(figure: Figure, form: str) -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 from collections.abc import Mapping
 from pathlib import Path
@@ -9,7 +10,7 @@ from typing import Any
 
 from gateway.planner import catalogue
 from gateway.planner.errors import ModelNotFound, PlannerError
-from gateway.planner.geometry import ModelGeometry, read_geometry
+from gateway.planner.geometry import read_geometry
 from gateway.planner.plan import Subject
 from gateway.planner.speculation import Speculation
 from gateway.planner.weights import safetensors_bytes
@@ -52,12 +53,10 @@ def with_draft(subject: Subject, speculation: Speculation | None, *, offline: bo
 def read_config(path: Path) -> Mapping[str, Any]:
     """The JSON object in ``path``. Raises PlannerError when it is something else."""
     try:
-        parsed = json.loads(path.read_text(encoding="utf-8-sig"))
-    except (OSError, UnicodeDecodeError, ValueError) as error:
-        raise PlannerError(f"{path} is not readable JSON: {error}.") from error
-    if not isinstance(parsed, dict):
-        raise PlannerError(f"{path} holds a JSON {type(parsed).__name__}, not a model config object.")
-    return parsed
+        content = path.read_bytes()
+    except OSError as error:
+        raise PlannerError(f"{path} cannot be read: {error.strerror}.") from error
+    return _object(content, str(path))
 
 
 def _from_folder(folder: Path) -> Subject:
@@ -86,29 +85,37 @@ def _from_folder(folder: Path) -> Subject:
 
 
 def _from_hub(model: str) -> Subject:
-    """Config and safetensors index from the hub (or its local cache)."""
+    """Config and weight index from the hub's cache or the hub itself (``HF_ENDPOINT``, ``HF_TOKEN`` as everywhere)."""
+    from gateway.planner.hub import HubError, hub_file
+
+    near = ", ".join(catalogue.nearest(model))
     try:
-        from huggingface_hub import hf_hub_download
-        from huggingface_hub.errors import EntryNotFoundError
-    except ImportError as error:
-        raise ModelNotFound(f"{model!r} is not in the catalogue, and huggingface_hub is not installed.") from error
-    try:
-        config = read_config(Path(hf_hub_download(model, "config.json")))
-    except Exception as error:
-        near = ", ".join(catalogue.nearest(model))
+        config = _object(hub_file(model, "config.json"), f"config.json of {model}")
+    except HubError as error:
         raise ModelNotFound(
             f"{model!r} is not in the catalogue{f' (near: {near})' if near else ''} and its config.json could not be "
-            f"fetched ({type(error).__name__}). Download config.json and give its path."
+            f"fetched: {error}. Download config.json and give its path."
         ) from error
     total: int | None = None
     try:
-        total = _index_total(read_config(Path(hf_hub_download(model, "model.safetensors.index.json"))))
-    except EntryNotFoundError:
-        total = None
-    except Exception:
-        total = None
-    geometry: ModelGeometry = read_geometry(config, model)
-    return Subject(geometry, exact_bytes=total, quant_from_name=catalogue.suffix_quant(model))
+        total = _index_total(_object(hub_file(model, "model.safetensors.index.json"), "the weight index"))
+    except (HubError, PlannerError):
+        total = None  # one file without an index, or another format: weights are estimated
+    if "quantization_config" not in config:
+        with contextlib.suppress(HubError, PlannerError):  # only ModelOpt's checkpoints have one
+            quant = _object(hub_file(model, "hf_quant_config.json"), "hf_quant_config.json")
+            config = {**config, "quantization_config": quant}
+    return Subject(read_geometry(config, model), exact_bytes=total, quant_from_name=catalogue.suffix_quant(model))
+
+
+def _object(content: bytes, what: str) -> Mapping[str, Any]:
+    try:
+        parsed = json.loads(content.decode("utf-8-sig"))
+    except ValueError as error:
+        raise PlannerError(f"{what} is not readable JSON: {error}.") from error
+    if not isinstance(parsed, dict):
+        raise PlannerError(f"{what} holds a JSON {type(parsed).__name__}, not a model config object.")
+    return parsed
 
 
 def _index_total(index: Mapping[str, Any]) -> int | None:

@@ -29,9 +29,14 @@ class Speculation:
     def has_cache(self) -> bool:
         return self.method not in _NO_CACHE
 
+    @property
+    def unplanned(self) -> bool:
+        """Whether the drafter's own cache and weights are laid out by rules not modelled here."""
+        return self.method in _UNPLANNED
+
     def layers(self, target: ModelGeometry, draft: ModelGeometry | None) -> tuple[Layer, ...]:
         """The cached layers the drafter adds beside the target's."""
-        if not self.has_cache:
+        if not self.has_cache or self.unplanned:
             return ()
         if draft is not None:
             return draft.layers
@@ -40,7 +45,7 @@ class Speculation:
 
     def parameters(self, target: ModelGeometry, draft: ModelGeometry | None) -> int:
         """Parameters the drafter loads beside the target's."""
-        if not self.has_cache:
+        if not self.has_cache or self.unplanned:
             return 0
         if draft is not None:
             return count_parameters(draft).total
@@ -67,8 +72,10 @@ def parse_speculation(text: str | None) -> Speculation | None:
             raw = json.loads(text)
         except ValueError as error:
             raise ContradictoryFlags(f"--speculative is not valid JSON: {error}.") from error
-        method = str(raw.get("method") or ("draft_model" if raw.get("model") else ""))
-        return _checked(method, int(raw.get("num_speculative_tokens") or 1), raw.get("model"))
+        number, draft = raw.get("num_speculative_tokens", 1), raw.get("model")
+        if not isinstance(number, int) or isinstance(number, bool) or not isinstance(draft, str | None):
+            raise ContradictoryFlags("--speculative: num_speculative_tokens is a whole number, model a name.")
+        return _checked(str(raw.get("method") or ("draft_model" if draft else "")), number, draft)
     match = re.fullmatch(r"([\w-]+?)(?:[: ](.+?))?(?:[: ](\d+))?", text.strip())
     if not match:
         raise ContradictoryFlags(f"--speculative {text!r} is not understood; write mtp:3, eagle3:2, ngram:4 or JSON.")
@@ -87,16 +94,13 @@ def last_attention_caches(target: ModelGeometry) -> tuple[Layer, ...]:
 
 
 def _checked(method: str, tokens: int, draft: str | None) -> Speculation:
-    if method in _UNPLANNED:
-        raise ContradictoryFlags(
-            f"The cache of a {method} drafter is laid out by rules the planner does not know; "
-            "plan without --speculative and read the true size from the start-up log."
-        )
+    if tokens < 1:
+        raise ContradictoryFlags("--speculative drafts at least 1 token a step.")
     if method in ("draft", "draft_model"):
         if not draft:
             raise ContradictoryFlags("--speculative draft_model needs the draft model: draft_model:NAME:5.")
         return Speculation("draft_model", tokens, draft)
-    if method not in _ONE_LAYER and method not in _NO_CACHE:
-        known = ", ".join((*_ONE_LAYER[:3], *_NO_CACHE[:2], "draft_model"))
+    if method not in _ONE_LAYER and method not in _NO_CACHE and method not in _UNPLANNED:
+        known = ", ".join((*_ONE_LAYER[:3], *_NO_CACHE[:2], *_UNPLANNED, "draft_model"))
         raise ContradictoryFlags(f"Unknown speculative method {method!r}; known: {known}.")
     return Speculation(method, tokens, draft)

@@ -12,6 +12,7 @@ from gateway.planner.errors import ContradictoryFlags
 
 LATEST = (0, 32, 0)
 LATEST_TEXT = "0.32.0"
+OLDEST = (0, 6)
 DOCKER_IMAGE = "vllm/vllm-openai"
 
 

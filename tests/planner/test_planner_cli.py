@@ -5,6 +5,7 @@ from __future__ import annotations
 import csv
 import io
 import json
+import shlex
 import struct
 import subprocess
 import sys
@@ -174,7 +175,7 @@ def test_an_unknown_architecture_is_planned_from_its_fields(ask: Any, tmp_path: 
         (["Qwen/Qwen3-8B", "--vram", "8", "--speculative", "magic:3"], "Unknown speculative"),
         (["Qwen/Qwen3-8B", "--vram", "8", "--speculative", "draft_model:3"], "needs the draft model"),
         (["Qwen/Qwen3-8B", "--vram", "8", "--vllm-version", "latest"], "not a vLLM version"),
-        (["Qwen/Qwen3-8B", "--vram", "-1"], "must be positive"),
+        (["Qwen/Qwen3-8B", "--vram", "-1"], "memory in GiB, above 0"),
         (["Qwen/Qwen3-8B", "--vram", "8", "--lora", "x"], "number of adapters"),
         (["Qwen/Qwen3-8B", "--vram", "8", "--csv"], "belong to --matrix"),
         (["--vram", "8"], "give one MODEL"),
@@ -289,8 +290,52 @@ def test_the_matrix_prints_as_text_markdown_csv_json_and_a_picture(ask: Any, tmp
     ask(*words, "--picture", str(picture))
     root = ElementTree.fromstring(picture.read_text())
     names = [element.tag.split("}")[-1] for element in root.iter()]
+    texts = [element.text or "" for element in root.iter() if element.tag.endswith("text")]
     assert names.count("polyline") == 4
-    assert names.count("rect") > 20
+    assert texts.count("gpt-oss-20b") == 1  # one bar a model: both dtypes split the card alike
+    assert any(text.startswith("KV 5.") for text in texts)
+
+
+@pytest.mark.parametrize("columns", [60, 80, 100])
+def test_the_page_keeps_to_the_terminal(ask: Any, monkeypatch: pytest.MonkeyPatch, columns: int) -> None:
+    monkeypatch.setenv("COLUMNS", str(columns))
+    for words in (
+        ("Qwen/Qwen3.6-27B-AWQ", "--gpu", "RTX 5090", "--kv-dtype", "fp8", "--speculative", "mtp:3"),
+        ("Qwen/Qwen2.5-32B-Instruct-AWQ", "--gpu", "4090", "--context", "131072"),
+        ("zai-org/GLM-5.2-FP8", "--gpu", "H200", "--tp", "8", "--dcp", "4", "--context", "200000"),
+    ):
+        lines = ask(*words)[1].splitlines()
+        assert [line for line in lines if len(line) > columns] == []
+
+
+def test_a_command_over_several_lines_is_the_same_command(ask: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("COLUMNS", "60")
+    words = ("Qwen/Qwen3.6-27B-AWQ", "--gpu", "RTX 5090", "--kv-dtype", "fp8", "--speculative", "mtp:3")
+    shown = ask(*words)[1].split("\nCommand\n")[1]
+    assert shown.count("\\\n") >= 1
+    done = subprocess.run(["sh", "-c", f"vllm() {{ printf '%s\\n' \"$@\"; }}\n{shown}"], capture_output=True, text=True)
+    command = json.loads(ask(*words, "--json")[1])["command"]
+    assert ["vllm", *done.stdout.splitlines()] == shlex.split(command)
+
+
+def test_a_drafter_that_is_not_modelled_makes_the_answer_partial(ask: Any) -> None:
+    words = ("Qwen/Qwen3-8B", "--gpu", "RTX 4090", "--context", "8192", "--speculative", "dflash:4")
+    status, out, _ = ask(*words)
+    assert status == 0
+    assert "Partial answer: the weights and the cache of the dflash drafter are not counted" in " ".join(out.split())
+    assert "not counted" in json.loads(ask(*words, "--json")[1])["partial"]
+    assert json.loads(ask(*words[:-2], "--json")[1])["partial"] is None
+
+
+def test_flags_that_leave_more_to_the_cache_are_named_when_a_window_does_not_fit(ask: Any) -> None:
+    words = ("Qwen/Qwen3.6-27B-AWQ", "--gpu", "RTX 3090", "--context", "65536", "--kv-dtype", "fp8")
+    status, out, _ = ask(*words)
+    assert status == 1
+    assert "With --max-num-seqs 16 --language-model-only it fits" in " ".join(out.split())
+    found = json.loads(ask(*words, "--json")[1])["leaner"]
+    assert found["fits"]
+    assert ask(*words, *" ".join(found["flags"]).split())[0] == 0
+    assert "--language-model-only" in found["command"]
 
 
 def test_a_picture_must_be_svg(ask: Any, tmp_path: Path) -> None:

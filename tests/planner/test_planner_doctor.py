@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import io
 import json
+import os
 from pathlib import Path
 from typing import Any
 
@@ -342,3 +343,36 @@ def test_the_command_reads_files_and_stdin(
     printed = json.loads(capsys.readouterr().out)
     assert printed["facts"]["kv_cache_size_tokens"] == 222822
     assert main(["doctor", str(tmp_path / "absent.log")]) == 2
+
+
+def _docker(folder: Path, monkeypatch: pytest.MonkeyPatch, script: str) -> None:
+    """A stand-in for the docker program, first on PATH."""
+    program = folder / "docker"
+    program.write_text(f"#!/bin/sh\n{script}\n")
+    program.chmod(0o755)
+    monkeypatch.setenv("PATH", f"{folder}:{os.environ['PATH']}")
+
+
+def test_a_containers_log_is_read_through_docker(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    line = "ValueError: No available memory for the cache blocks. Try increasing gpu_memory_utilization."
+    said = f'echo "$@" > {tmp_path}/asked; echo "INFO vLLM API server version 0.24.0"; echo "{line}" >&2'
+    _docker(tmp_path, monkeypatch, said)
+    assert main(["doctor", "--container", "my-vllm"]) == 1
+    assert "nothing is left for the KV cache" in " ".join(capsys.readouterr().out.split())
+    assert (tmp_path / "asked").read_text().split() == ["logs", "--tail", "5000", "my-vllm"]
+
+
+def test_what_docker_cannot_do_is_one_sentence(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    _docker(tmp_path, monkeypatch, "echo 'Error response from daemon: No such container: x' >&2; exit 1")
+    assert main(["doctor", "--container", "x"]) == 2
+    assert capsys.readouterr().err == "kvgate doctor: Error response from daemon: No such container: x\n"
+    _docker(tmp_path, monkeypatch, "exec sleep 30")
+    assert main(["doctor", "--container", "x", "--timeout", "0.3"]) == 2
+    assert "did not answer within 0.3 s" in capsys.readouterr().err
+    monkeypatch.setenv("PATH", str(tmp_path / "nowhere"))
+    assert main(["doctor", "--container", "x"]) == 2
+    assert "docker is not installed" in capsys.readouterr().err
