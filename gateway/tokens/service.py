@@ -12,7 +12,7 @@ import logging
 from collections.abc import Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field, replace
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from gateway.config import CountingSettings, ModelSettings
 from gateway.tokens.backend import Backends, Post
@@ -20,8 +20,14 @@ from gateway.tokens.errors import CannotCount, CannotLoad
 from gateway.tokens.estimate import Estimator, Size, size_of
 from gateway.tokens.loading import WAIT_S, Loading
 from gateway.tokens.local import LocalCounter, TemplateOptions, load
+from gateway.tokens.media.errors import UnknownMedia
+from gateway.tokens.media.prompt import find_items
+from gateway.tokens.media.sizes import AudioSize, ImageSize
 from gateway.tokens.probe import Comparison, probes_for
 from gateway.types import Ask, ChatPrompt, Count, CountKind, TextPrompts, TokenPrompts
+
+if TYPE_CHECKING:
+    from gateway.tokens.media.fetch import MediaFetcher
 
 log = logging.getLogger("kvgate.tokens")
 
@@ -29,6 +35,8 @@ log = logging.getLogger("kvgate.tokens")
 INLINE_BYTES = 20_000
 _ENCODE_THREADS = 4
 _PLAIN = ModelSettings()
+# What is distrusted when images are counted wrongly: their formulas, not the tokenizer.
+LOCAL_MEDIA = "local-media"
 
 # Ways to have a backend count, best first. The first two run the code that serves requests.
 REMOTE = ("render", "count_tokens", "tokenize")
@@ -57,11 +65,21 @@ class MeasuredCount(Count):
     """A count, and what the audit needs when the backend's usage comes back.
 
     ``size`` teaches the estimate; ``audited`` is false where a difference is no mistake of the source: media, whose
-    tokens depend on the server's processor, and prompts the server truncates to a window not known here.
+    tokens depend on the server's processor, and prompts the server truncates to a window not known here. ``trust`` is
+    what a difference speaks against, if not the source as a whole: ``local-media``, the formulas for images.
     """
 
     size: Size | None = None
     audited: bool = True
+    trust: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class TokenIds:
+    """A prompt's tokens. ``strings`` names them as the vocabulary does; it blocks."""
+
+    tokens: list[int]
+    strings: Callable[[], list[str]]
 
 
 @dataclass(frozen=True, slots=True)
@@ -103,6 +121,7 @@ class Counter:
         self._backends = Backends(post, settings.backend_timeout_s)
         self._note = note
         self._states: dict[str, _State] = {}
+        self._fetcher: MediaFetcher | None = None
         self._loading = Loading(self._load)
         # Rendering holds the GIL, so two renders at once would only keep the loop waiting twice as long; encoding does
         # not, and one huge text must not hold up the others.
@@ -119,7 +138,10 @@ class Counter:
         if isinstance(prompt, TokenPrompts):
             return self._counted(prompt.lengths, CountKind.EXACT, "given", ask, None)
         try:
-            lengths = await self._count_locally(prompt, len(ask.body), model, state)
+            if ask.has_media and isinstance(prompt, ChatPrompt):
+                lengths = await self._count_media(prompt, model, state)
+            else:
+                lengths = await self._count_locally(prompt, len(ask.body), model, state)
         except (CannotCount, CannotLoad) as error:
             log.debug("%s: not counted locally: %s", model.name, error)
             return await self._count_elsewhere(ask, prompt, model, state, error)
@@ -143,6 +165,26 @@ class Counter:
 
         return await asyncio.get_running_loop().run_in_executor(self._renders, measure)
 
+    async def token_ids(self, prompt: ChatPrompt | TextPrompts, body_bytes: int, model: ServedModel) -> TokenIds | None:
+        """The tokens of a prompt; ``None`` where it is not tokenised here (no tokenizer, no trust, refused by vLLM)."""
+        if "local" in self._state(model).distrusted:
+            return None
+        defaults = self._models.get(model.name, _PLAIN).default_chat_template_kwargs
+        try:
+            local = await self._local(model)
+            if body_bytes <= INLINE_BYTES and local.encoder.is_fast:
+                tokens = local.ids(prompt, defaults)
+            else:
+                loop = asyncio.get_running_loop()
+                tokens = await loop.run_in_executor(self._encodes, local.ids, prompt, defaults)
+        except (CannotCount, CannotLoad):
+            return None
+        return TokenIds(tokens, lambda: local.encoder.strings(tokens))
+
+    def backend_lacks(self, url: str, path: str) -> bool:
+        """Whether a backend was found, lately, not to have a counting endpoint."""
+        return self._backends.lacks(url, path)
+
     def observe(self, model: str, count: Count, prompt_tokens: int) -> int | None:
         """Hold ``count`` against the ``usage.prompt_tokens`` that came back; returns ours − theirs.
 
@@ -161,9 +203,10 @@ class Counter:
         if size is not None:
             state.estimator.learn(size, prompt_tokens)
         if error_tokens and audited and count.kind is CountKind.EXACT and count.source != "given":
-            state.wrong[count.source] = state.wrong.get(count.source, 0) + 1
-            if state.wrong[count.source] == self._settings.distrust_after:
-                self._distrust(model, state, count.source, f"last by {error_tokens:+d} of {prompt_tokens} tokens")
+            trust = count.trust if isinstance(count, MeasuredCount) and count.trust else count.source
+            state.wrong[trust] = state.wrong.get(trust, 0) + 1
+            if state.wrong[trust] == self._settings.distrust_after:
+                self._distrust(model, state, trust, f"last by {error_tokens:+d} of {prompt_tokens} tokens")
         return error_tokens
 
     async def warm(self, model: ServedModel) -> str:
@@ -215,6 +258,31 @@ class Counter:
         if body_bytes <= INLINE_BYTES and local.encoder.is_fast:
             return local.count(prompt, defaults)
         return await self._count_in_threads(local, prompt, defaults)
+
+    async def _count_media(self, prompt: ChatPrompt, model: ServedModel, state: _State) -> tuple[int, ...]:
+        for source in ("local", LOCAL_MEDIA):
+            if source in state.distrusted:
+                raise CannotCount(state.distrusted[source], media=True)
+        local = await self._local(model)
+        remote = await self._remote_sizes(prompt)
+        settings = self._models.get(model.name, _PLAIN)
+        defaults, processor = settings.default_chat_template_kwargs, settings.mm_processor_kwargs
+        loop = asyncio.get_running_loop()
+        return (await loop.run_in_executor(self._renders, local.count_media, prompt, defaults, processor, remote),)
+
+    async def _remote_sizes(self, prompt: ChatPrompt) -> Mapping[str, ImageSize | AudioSize]:
+        """Sizes of images at remote addresses, where they may be fetched."""
+        allowed = self._settings.fetch_media
+        if allowed == "off":
+            return {}
+        if self._fetcher is None:
+            from gateway.tokens.media.fetch import MediaFetcher  # aiohttp is slow to import
+
+            self._fetcher = MediaFetcher(private=allowed == "any", timeout_s=self._settings.backend_timeout_s)
+        try:
+            return await self._fetcher.sizes(find_items(prompt.messages))
+        except UnknownMedia as error:
+            raise CannotCount(f"its media: {error.reason}", refused=error.refused, media=True) from None
 
     async def _count_in_threads(
         self, local: LocalCounter, prompt: ChatPrompt | TextPrompts, defaults: Mapping[str, Any]
@@ -280,11 +348,13 @@ class Counter:
         limit = ask.truncate_prompt_tokens
         if limit is not None and limit >= 0:
             lengths = tuple(min(length, limit) for length in lengths)
-        audited = not ask.has_media and (limit is None or limit >= 0)
+        media = ask.has_media and source == "local"
+        audited = (media or not ask.has_media) and (limit is None or limit >= 0)
         longest = max(lengths, default=0)
-        if size is None and audited:
+        if size is None and audited and not media:
             return Count(longest, sum(lengths), kind, source)
-        return MeasuredCount(longest, sum(lengths), kind, source, size=size, audited=audited)
+        trust = LOCAL_MEDIA if media else ""
+        return MeasuredCount(longest, sum(lengths), kind, source, size=size, audited=audited, trust=trust)
 
     # Loading and trust
 

@@ -54,9 +54,9 @@ def test_count_errors_are_told_by_direction_and_size() -> None:
         metrics.checked("m", count, error)
     found = samples(metrics)
     for result, times in (("equal", 2), ("over", 1), ("under", 1)):
-        labels = (("kind", "exact"), ("model", "m"), ("result", result))
+        labels = (("kind", "exact"), ("model", "m"), ("result", result), ("source", "local"))
         assert found["kvgate_count_checks_total", labels] == times
-    assert found["kvgate_count_error_tokens_total", (("kind", "exact"), ("model", "m"))] == 8
+    assert found["kvgate_count_error_tokens_total", (("kind", "exact"), ("model", "m"), ("source", "local"))] == 8
 
 
 def test_the_queue_is_read_from_the_gates_own_numbers() -> None:
