@@ -73,13 +73,34 @@ class Metrics:
             "counts", "Requests counted, by how far the count can be trusted.", "model", "kind", "source"
         )
         self.count_checks = counter(
-            "count_checks", "Counts compared with the backend's usage: equal, over or under.", "model", "kind", "result"
+            "count_checks",
+            "Counts compared with the backend's usage: equal, over or under.",
+            "model",
+            "kind",
+            "source",
+            "result",
         )
         self.count_error_tokens = counter(
-            "count_error_tokens", "Absolute difference between counts and usage, in tokens.", "model", "kind"
+            "count_error_tokens", "Absolute difference between counts and usage, in tokens.", "model", "kind", "source"
+        )
+        self.count_trust_changes = counter(
+            "count_trust_changes", "Times a source of counts lost trust or regained it.", "model", "source", "change"
+        )
+        self.count_answers = counter(
+            "count_answers", "Answers of the counting endpoints given here.", "endpoint", "model", "kind", "source"
         )
         self.clamped_requests = counter("clamped_requests", "Requests whose output budget was lowered.", "model")
         self.clamped_tokens = counter("clamped_tokens", "Output tokens taken off budgets.", "model")
+        self.overflows = counter(
+            "overflows",
+            "Requests that exceeded every window, by what was done: refuse, trim, larger or pass.",
+            "model",
+            "action",
+        )
+        self.trimmed_tokens = counter("trimmed_tokens", "Prompt tokens removed from conversations.", "model")
+        self.trims = counter(
+            "trims", "Messages dropped, texts shortened, thoughts and images removed, summaries made.", "model", "what"
+        )
         self.repairs = counter("repairs", "Requests and answers that were put right, by the rule that did it.", "rule")
         self.rejections = counter("rejections", "Requests the gateway answered with an error itself.", "reason")
         self.retries = counter("retries", "Attempts that failed before the first byte and were repeated.", "backend")
@@ -114,9 +135,9 @@ class Metrics:
     def checked(self, model: str, count: Count, error_tokens: int) -> None:
         """Record that ``count`` was ``error_tokens`` above (or, if negative, below) the backend's usage."""
         result = "equal" if error_tokens == 0 else "over" if error_tokens > 0 else "under"
-        self.count_checks.labels(model, count.kind, result).inc()
+        self.count_checks.labels(model, count.kind, count.source, result).inc()
         if error_tokens:
-            self.count_error_tokens.labels(model, count.kind).inc(abs(error_tokens))
+            self.count_error_tokens.labels(model, count.kind, count.source).inc(abs(error_tokens))
 
     def text(self) -> bytes:
         """The exposition for Prometheus."""
