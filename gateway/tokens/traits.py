@@ -52,7 +52,7 @@ def facts_of(
         takes_repeated_roles=takes(_user(), _user()),
         takes_assistant_first=takes(_assistant(), _user()),
         takes_user_after_tool=not calls or takes(_user(), _call(_SHORT_ID), _result(_SHORT_ID), _user(), tools=_TOOLS),
-        takes_no_user=not calls or takes(_assistant(), _call(_SHORT_ID), _result(_SHORT_ID), tools=_TOOLS),
+        takes_no_user=not system or bool(text(_says("system"))),
         takes_open_calls=not calls or takes(_user(), _call(_SHORT_ID), _user(), tools=_TOOLS),
         takes_orphan_results=not calls or takes(_user(), _result(_SHORT_ID), tools=_TOOLS),
         takes_parts=_MARK in (text({"role": "user", "content": [{"type": "text", "text": _MARK}]}) or ""),

@@ -44,7 +44,7 @@ def look(messages: Any) -> frozenset[str]:
             return frozenset()
         role = message.get("role")
         content = message.get("content")
-        if content.__class__ is not str:
+        if content.__class__ is not str and not (content is None and role == "assistant"):
             _look_at(content, message, marks)
         if role == "user":
             if before == "user" or before == "tool":

@@ -107,11 +107,11 @@ def user_message(document: Document, facts: ModelFacts) -> dict[str, Any] | None
     if facts.takes_no_user and facts.takes_assistant_first:
         return None
     messages = _messages(document)
-    place = next((at for at, message in enumerate(messages) if message.get("role") not in LEADERS), len(messages))
-    is_first = place < len(messages) and messages[place].get("role") == "user"
-    if not messages or is_first:
-        return None
-    if facts.takes_assistant_first and any(message.get("role") == "user" for message in messages):
+    roles = [message.get("role") for message in messages]
+    place = next((at for at, role in enumerate(roles) if role not in LEADERS), len(roles))
+    is_first = not facts.takes_assistant_first and place < len(roles) and roles[place] != "user"
+    is_missing = not facts.takes_no_user and bool(roles) and "user" not in roles
+    if not is_first and not is_missing:
         return None
     asking: Message = {"role": "user", "content": CONTINUE}
     return {**document, "messages": [*messages[:place], asking, *messages[place:]]}

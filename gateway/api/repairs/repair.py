@@ -52,6 +52,8 @@ RULES: tuple[Rule, ...] = (
     Rule("input_items", _RESPONSES, responses.input_items),
 )
 
+_BY_DIALECT = {dialect: tuple(rule for rule in RULES if dialect in rule.dialects) for dialect in Dialect}
+
 _DIGITS = bytes.maketrans(b"123456789", b"000000000")
 _LONG_NUMBER = b"0" * 19  # orjson turns integers beyond 64 bits into floats
 
@@ -72,8 +74,8 @@ def repair(
     marks = look(document.get("messages")) if chat else frozenset()
     mended: Mapping[str, Any] = document
     names: list[str] = []
-    for rule in RULES:
-        if dialect not in rule.dialects or (rule.mark is not None and rule.mark not in marks) or rule.name in disabled:
+    for rule in _BY_DIALECT[dialect]:
+        if (rule.mark is not None and rule.mark not in marks) or rule.name in disabled:
             continue
         better = rule.mend(mended, facts)
         if better is not None:
