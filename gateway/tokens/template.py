@@ -7,7 +7,6 @@ before it renders, which a vLLM with an older one does not do. Same Jinja enviro
 from __future__ import annotations
 
 import copy
-import json
 from collections.abc import Iterator, Mapping, Sequence
 from datetime import datetime
 from typing import Any
@@ -20,6 +19,9 @@ from jinja2 import nodes
 from gateway.tokens.errors import CannotCount
 from gateway.tokens.jinja import Environment
 from gateway.tokens.messages import ContentFormat, Message
+from gateway.tokens.printer import Printer
+from gateway.tokens.resume import resumable
+from gateway.tokens.session import Marks, Session, TrackedMessages, inputs
 
 _CONTINUE_TAG = "CONTINUE_FINAL_MESSAGE_TAG "
 
@@ -51,13 +53,19 @@ class ChatTemplate:
     """
 
     def __init__(self, source: str) -> None:
-        environment = _environment()
+        self._printer = Printer()
+        environment = _environment(self._printer)
         self.source = source
         self._template = environment.from_string(source)
         tree = environment.parse(source)
         self._variables = jinja2.meta.find_undeclared_variables(tree)
         self.content_format: ContentFormat = _content_format(tree)
         self.knows_developer = "'developer'" in source or '"developer"' in source
+        self.plan = resumable(tree, source)
+        self._resumable = None
+        if self.plan is not None:
+            code = environment.compile(tree)
+            self._resumable = environment.template_class.from_code(environment, code, environment.make_globals(None))
 
     def render(
         self,
@@ -73,16 +81,8 @@ class ChatTemplate:
         """
         if not self.knows_developer and any(message["role"] == "developer" for message in messages):
             messages = _merged_systems([_as_system(message) for message in messages])
-        chosen = dict(special_tokens)
-        chosen |= {key: value for key, value in variables.items() if key in self._variables and key not in _CONSUMED}
-        continued = variables.get("continue_final_message", False)
-        documents = variables.get("documents")
-        if documents is not None and not _are_objects(documents):
-            raise CannotCount("documents must be a list of objects", refused=True)
-        if variables.get("return_assistant_tokens_mask"):
-            raise CannotCount("return_assistant_tokens_mask cannot be asked for here", refused=True)
-        if continued and variables.get("add_generation_prompt"):
-            raise CannotCount("continue_final_message and add_generation_prompt exclude each other", refused=True)
+        chosen = self._chosen(variables, special_tokens)
+        continued, documents = variables.get("continue_final_message", False), variables.get("documents")
         try:
             if continued:
                 return self._render_open(messages, tools, documents, variables, chosen, continued)
@@ -92,6 +92,66 @@ class ChatTemplate:
         except Exception as error:  # a template may raise anything; vLLM answers 400 to all of it
             raise CannotCount(f"the chat template refuses the messages: {error}") from error
 
+    def resume(
+        self,
+        messages: list[Message],
+        tools: list[dict[str, Any]] | None,
+        variables: Mapping[str, Any],
+        special_tokens: Mapping[str, Any],
+        known: Marks | None,
+        restarts: Sequence[bool],
+    ) -> Session | None:
+        """Render like ``render``, but from the middle on if ``known``, an earlier render, allows it (see ``Session``).
+
+        ``None`` where only ``render`` will do. ``messages`` are compared by identity with those of the earlier render.
+        Raises ``CannotCount``.
+        """
+        if self.plan is None or self._resumable is None or variables.get("continue_final_message"):
+            return None
+        if not self.knows_developer and any(message["role"] == "developer" for message in messages):
+            return None
+        chosen = self._chosen(variables, special_tokens)
+        session = Session(self.plan, known, restarts)
+        given = self._given(TrackedMessages(messages, session), tools, variables.get("documents"), variables, chosen)
+        try:
+            session.run(self._resumable.generate(**given, **inputs(session)))
+        except Exception as error:
+            raise CannotCount(f"the chat template refuses the messages: {error}") from error
+        return session
+
+    def keep_printed(self, tools: Sequence[Any]) -> None:
+        """These objects will come again and not change: print each as JSON only once."""
+        self._printer.keep(tools)
+
+    def _chosen(self, variables: Mapping[str, Any], special_tokens: Mapping[str, Any]) -> dict[str, Any]:
+        """What the template reads of ``variables``, checked as vLLM checks it."""
+        chosen = dict(special_tokens)
+        chosen |= {key: value for key, value in variables.items() if key in self._variables and key not in _CONSUMED}
+        documents = variables.get("documents")
+        if documents is not None and not _are_objects(documents):
+            raise CannotCount("documents must be a list of objects", refused=True)
+        if variables.get("return_assistant_tokens_mask"):
+            raise CannotCount("return_assistant_tokens_mask cannot be asked for here", refused=True)
+        if variables.get("continue_final_message") and variables.get("add_generation_prompt"):
+            raise CannotCount("continue_final_message and add_generation_prompt exclude each other", refused=True)
+        return chosen
+
+    @staticmethod
+    def _given(
+        messages: list[Message],
+        tools: list[dict[str, Any]] | None,
+        documents: Any,
+        variables: Mapping[str, Any],
+        chosen: Mapping[str, Any],
+    ) -> dict[str, Any]:
+        return {
+            "messages": messages,
+            "tools": tools,
+            "documents": documents,
+            "add_generation_prompt": variables.get("add_generation_prompt", False),
+            **chosen,
+        }
+
     def _render(
         self,
         messages: list[Message],
@@ -100,13 +160,7 @@ class ChatTemplate:
         variables: Mapping[str, Any],
         chosen: Mapping[str, Any],
     ) -> str:
-        text: str = self._template.render(
-            messages=messages,
-            tools=tools,
-            documents=documents,
-            add_generation_prompt=variables.get("add_generation_prompt", False),
-            **chosen,
-        )
+        text: str = self._template.render(**self._given(messages, tools, documents, variables, chosen))
         return text
 
     def _render_open(
@@ -181,27 +235,12 @@ class _Generation(jinja2.ext.Extension):  # type: ignore[misc]
         return caller()
 
 
-def _environment() -> Environment:
+def _environment(printer: Printer) -> Environment:
     environment = Environment(trim_blocks=True, lstrip_blocks=True, extensions=[_Generation, jinja2.ext.loopcontrols])
-    environment.filters["tojson"] = _to_json
+    environment.filters["tojson"] = printer
     environment.globals["raise_exception"] = _raise
     environment.globals["strftime_now"] = _now
     return environment
-
-
-_plain_json = json.JSONEncoder(ensure_ascii=False).encode
-
-
-def _to_json(
-    value: Any,
-    ensure_ascii: bool = False,
-    indent: Any = None,
-    separators: Any = None,
-    sort_keys: bool = False,
-) -> str:
-    if not (ensure_ascii or sort_keys) and indent is None and separators is None:
-        return _plain_json(value)  # what json.dumps does, less the making of an encoder
-    return json.dumps(value, ensure_ascii=ensure_ascii, indent=indent, separators=separators, sort_keys=sort_keys)
 
 
 def _raise(message: Any) -> None:
