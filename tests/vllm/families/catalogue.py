@@ -80,6 +80,10 @@ MODELS: dict[str, Model] = {
             },
         ),
         Model("gemma4", "gemma4", 262144, "LlamaForCausalLM", _LLAMA),
+        Model(
+            "deepseek-v3.2", "deepseek_v4", 129280, "DeepseekV32ForCausalLM", _DEEPSEEK | {"model_type": "deepseek_v32"}
+        ),
+        Model("deepseek-v4", "deepseek_v4", 129280, "DeepseekV4ForCausalLM", _DEEPSEEK | {"model_type": "deepseek_v4"}),
     )
 }
 

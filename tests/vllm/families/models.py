@@ -8,7 +8,7 @@ from pathlib import Path
 
 from families.catalogue import Model
 from families.packages import CACHE
-from families.tokenizers import tokenizer_folder
+from families.vocabularies import tokenizer_folder
 
 
 def model_folder(model: Model) -> Path:

@@ -6,7 +6,7 @@ from pathlib import Path
 
 from families import packages
 from families.packages import CACHE
-from families.tokenizers import LLAMA_CPP_PYTHON
+from families.vocabularies import LLAMA_CPP_PYTHON
 
 _TRL = "1.16.0"
 
