@@ -23,7 +23,10 @@ from gateway.api.errors import error_response
 from gateway.api.models import ModelRecord, model_body, model_info_body, models_body
 from gateway.api.paths import dialect_of, normalise
 from gateway.config import Settings
+from gateway.counting import PATHS as COUNTING_PATHS
+from gateway.counting import Counting
 from gateway.exceptions import GatewayError, NoRoute
+from gateway.fitting import Fitter
 from gateway.fleet.fleet import Fleet
 from gateway.observe.gauges import fleet_gauges, gpu_gauges, queue_gauges
 from gateway.observe.metrics import CONTENT_TYPE, Gauge, Metrics
@@ -31,8 +34,10 @@ from gateway.relay.client import Receive, Scope, Send
 from gateway.relay.gate import Gate
 from gateway.relay.upstream import Upstream
 from gateway.serving import Serving
+from gateway.summary import Summariser
 from gateway.tokens.service import Counter
-from gateway.types import Dialect
+from gateway.trimming import Trimmer
+from gateway.types import Dialect, Health
 
 if TYPE_CHECKING:
     from gateway.planner.gpu_watch import GpuWatch
@@ -56,10 +61,16 @@ class App:
         self.metrics = Metrics()
         self.fleet = Fleet(settings, lambda: self.gate.wake())
         self.gate = Gate(self.fleet, settings.placing)
-        self.counter = Counter(settings.counting, settings.models, self._post)
+        self.counter = Counter(settings.counting, settings.models, self._post, self._note_trust)
         self.upstream = Upstream(settings.relay)
-        self.serving = Serving(settings, self.fleet, self.counter, self.gate, self.upstream, self.metrics)
+        self.summariser = Summariser(settings.overflow, self._post, self._summary_route)
+        trimmer = Trimmer(settings.overflow, self.counter, self.summariser)
+        self.fitter = Fitter(settings, self.fleet, self.counter, trimmer, self.metrics)
+        self.serving = Serving(settings, self.fleet, self.counter, self.fitter, self.gate, self.upstream, self.metrics)
         self._gpus = _gpu_watch() if settings.gpu_metrics else None
+        self.counting = Counting(
+            settings, self.fleet, self.counter, self.metrics, self.fitter.served, self.serving.handle
+        )
         self.metrics.watch(self._gauges)
         self._keys = Keys(settings.api_keys)
         self._control: httpx2.AsyncClient | None = None
@@ -87,6 +98,9 @@ class App:
             path = scope["path"] = normalise(scope["path"])
             # A dot segment would be resolved on the way and reach what is not relayed (/reset_prefix_cache, /metrics).
             dotted = not {".", ".."}.isdisjoint(path.replace("\\", "/").split("/"))
+            if scope["method"] == "POST" and path in COUNTING_PATHS:
+                await self.counting.handle(scope, receive, send)
+                return
             if not dotted and not self._is_own(path) and path.startswith(RELAYED_PREFIXES):
                 await self.serving.handle(scope, receive, send, dialect_of(path))
                 return
@@ -119,7 +133,7 @@ class App:
             for model in self.fleet.models():
                 if model.id not in warm:
                     warm.add(model.id)
-                    log.info("%s", await self.counter.warm(self.serving.served(model)))
+                    log.info("%s", await self.counter.warm(self.fitter.served(model)))
             await asyncio.sleep(WARM_INTERVAL_S)
 
     async def _post(
@@ -137,6 +151,19 @@ class App:
         if not isinstance(document, dict):
             raise ValueError("not a JSON object")
         return response.status_code, document
+
+    def _summary_route(self, name: str) -> tuple[str, str | None] | None:
+        """A backend that is up and serves the model that writes summaries."""
+        try:
+            model = self.fleet.resolve(name)
+        except GatewayError:
+            return None
+        views = self.fleet.views(time.monotonic())
+        up = [item for item in model.backends if views[item].health is Health.UP and not views[item].draining]
+        if not up:
+            return None
+        backend = self.fleet.backend(min(up, key=lambda item: views[item].in_flight))
+        return backend.url, backend.api_key.get_secret_value() if backend.api_key else None
 
     async def _root(self, request: Request) -> Response:
         return _json({"name": "kvgate", "version": __version__, "openai_base_url": f"{request.base_url}v1"})
@@ -174,6 +201,9 @@ class App:
             ModelRecord(model.id, model.root or model.id, model.parent, model.window_tokens)
             for model in self.fleet.models()
         ]
+
+    def _note_trust(self, model: str, source: str, change: str) -> None:
+        self.metrics.count_trust_changes.labels(model, source, change).inc()
 
     def _gauges(self) -> Iterator[Gauge]:
         yield from fleet_gauges(self.fleet.records())

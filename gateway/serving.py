@@ -12,12 +12,12 @@ import uuid
 from dataclasses import dataclass, field
 from urllib.parse import quote
 
-from gateway.access.keys import Keys
+from gateway.access.keys import Keys, shown_key
 from gateway.api.errors import ANYONE, Caller, StreamPlace, error_response, is_codex, sse_error
 from gateway.api.parsers import parser_of
 from gateway.api.rewrite import upstream_body
-from gateway.api.upstream_errors import client_error, error_event, event_error, read_error
-from gateway.config import Settings
+from gateway.api.upstream_errors import client_error, error_event, event_error, read_error, read_overflow
+from gateway.config import Settings, key_fingerprint
 from gateway.exceptions import (
     BackendBusy,
     BackendFailed,
@@ -25,10 +25,10 @@ from gateway.exceptions import (
     ContextOverflow,
     GatewayError,
     ShuttingDown,
-    UnknownModel,
 )
-from gateway.fleet.fleet import Fleet, Model
-from gateway.guard.fit import fit
+from gateway.fitting import Fitted, Fitter, Signs, trim_headers
+from gateway.fleet.fleet import Fleet
+from gateway.guard.policy import HEADER as OVERFLOW_HEADER
 from gateway.observe.metrics import Metrics
 from gateway.relay.client import Client, Receive, Scope, Send, header, read_body
 from gateway.relay.events import EventStream
@@ -40,7 +40,7 @@ from gateway.relay.told import TRUE, UsageTold
 from gateway.relay.upstream import Upstream, UpstreamResponse
 from gateway.repairing import Repairer
 from gateway.tokens.service import Counter, ServedModel
-from gateway.types import Ask, Count, CountKind, Dialect, Offer, Overflow
+from gateway.types import Ask, Count, Dialect
 
 log = logging.getLogger("kvgate.serving")
 
@@ -84,11 +84,22 @@ class Trace:
     counted_as: str = ""
     cut_by_backend: bool = False
     repairs: tuple[str, ...] = ()
-    trimmed_tokens: int = 0
+    fitted: Fitted | None = None
     queue_wait_s: float = 0.0
     first_wait_s: float = 0.0
     called_s: float | None = None
     progress: Progress = field(default_factory=Progress)
+
+    def counts(self, count: Count, name: str) -> None:
+        """The prompt was counted, by the tokenizer of the model ``name``."""
+        self.count, self.counted_as = count, name
+
+    def fits(self, fitted: Fitted) -> None:
+        """The request can be sent, as ``fitted`` says."""
+        self.fitted = fitted
+        self.model = fitted.model.id
+        if fitted.counted_as:
+            self.counts(fitted.count, fitted.counted_as)
 
     def waited(self, seconds: float) -> None:
         """Another wait in the queue is over."""
@@ -101,11 +112,19 @@ class Serving:
     """Answers every request that a backend must work for."""
 
     def __init__(
-        self, settings: Settings, fleet: Fleet, counter: Counter, gate: Gate, upstream: Upstream, metrics: Metrics
+        self,
+        settings: Settings,
+        fleet: Fleet,
+        counter: Counter,
+        fitter: Fitter,
+        gate: Gate,
+        upstream: Upstream,
+        metrics: Metrics,
     ) -> None:
         self._settings = settings
         self._fleet = fleet
         self._counter = counter
+        self._fitter = fitter
         self._gate = gate
         self._upstream = upstream
         self._metrics = metrics
@@ -148,13 +167,33 @@ class Serving:
         trace.caller = Caller(ask.stream, codex, ask.model)
         model = self._fleet.resolve(ask.model)
         trace.model = model.id
-        count, offers = await self._fitted(ask, model, trace)
+        signs = signs_of(scope)
+        fitted = await self._fitter.fit(ask, model, signs, trace.counts)
+        while True:
+            trace.fits(fitted)
+            try:
+                await self._place(scope, fitted, len(body), client, trace)
+                return
+            except ContextOverflow as error:
+                # A backend says so, or the size of its cache: the count was an estimate.
+                again = None
+                if ask.counted and not client.started:
+                    again = await self._fitter.contradicted(fitted, error.overflow, signs)
+                if again is None:
+                    raise
+                fitted = again
+
+    async def _place(self, scope: Scope, fitted: Fitted, body_bytes: int, client: Client, trace: Trace) -> None:
+        """Send the request to one backend after another until one begins to answer, and relay that answer."""
+        ask, offers = fitted.ask, fitted.offers
         # Estimates, and sums over several prompts, may exceed what one request can ever hold; they must not refuse it.
-        prompt_tokens = min(count.total_tokens, max(offer.window_tokens for offer in offers))
+        prompt_tokens = min(fitted.count.total_tokens, max(offer.window_tokens for offer in offers))
         sequences = ask.n if ask.n <= MOST_SEQUENCES else 1
         tried: set[str] = set()
         for attempt in range(self._settings.relay.retries + 1):
-            lease = await self._gate.enter(offers, prompt_tokens, sequences, len(body), frozenset(tried), model.id)
+            lease = await self._gate.enter(
+                offers, prompt_tokens, sequences, body_bytes, frozenset(tried), fitted.model.id
+            )
             try:
                 trace.waited(lease.waited_s)
                 await self._exchange(scope, ask, lease, client, trace)
@@ -169,48 +208,12 @@ class Serving:
             finally:
                 lease.release()
 
-    async def _fitted(self, ask: Ask, model: Model, trace: Trace) -> tuple[Count, tuple[Offer, ...]]:
-        """The count of ``ask`` and the backends whose window holds it. Raises ``ContextOverflow``."""
-        windows = self._fleet.windows(model.id)
-        if not ask.counted:
-            # Not rendered here: the size of the body stands in for its need of KV blocks, and the backend judges it.
-            guess = Count(len(ask.body) // 4, len(ask.body) // 4, CountKind.ESTIMATE, "bytes")
-            return guess, tuple(Offer(name, window, None, False) for name, window in sorted(windows.items()))
-        served = self.served(model)
-        count = await self._counter.count(ask, served)
-        trace.count, trace.counted_as = count, served.name
-        self._metrics.counts.labels(model.id, count.kind, count.source).inc()
-        override = self._settings.models.get(model.id)
-        floor = override.output_floor_tokens if override else None
-        verdict = fit(ask, count, windows, self._settings.fitting, floor)
-        if isinstance(verdict, Overflow):
-            raise ContextOverflow(verdict)
-        return count, verdict.offers
-
     def _served_as(self, name: str) -> ServedModel | None:
         """What is served by ``name``, if anything is."""
         try:
-            return self.served(self._fleet.resolve(name))
+            return self._fitter.served(self._fleet.resolve(name))
         except GatewayError:
             return None
-
-    def served(self, model: Model) -> ServedModel:
-        """What counting needs to know of ``model``. A LoRA adapter is counted as its base model: it has the base's
-        tokenizer and template, and its own root is the adapter's folder."""
-        base = model
-        while base.parent is not None:
-            try:
-                base = self._fleet.resolve(base.parent)
-            except UnknownModel:
-                break
-        backends = [self._fleet.backend(name) for name in model.backends]
-        return ServedModel(
-            name=base.id,
-            root=base.root or base.id,
-            backends=tuple(backend.url for backend in backends),
-            api_keys={item.url: item.api_key.get_secret_value() for item in backends if item.api_key},
-            vllm_version=next((backend.version for backend in backends if backend.version), None),
-        )
 
     async def _exchange(self, scope: Scope, ask: Ask, lease: Lease, client: Client, trace: Trace) -> None:
         """Send the request to the lease's backend and relay what comes back."""
@@ -302,7 +305,8 @@ class Serving:
         """How usage is told to the client: as it is, unless the operator wants it otherwise."""
         override = self._settings.models.get(trace.model)
         believed_tokens = override.client_window_tokens if override else None
-        added = trace.trimmed_tokens if self._settings.fitting.report_usage == "untrimmed" else 0
+        untrimmed = self._settings.fitting.report_usage == "untrimmed"
+        added = trace.fitted.trimmed_tokens if untrimmed and trace.fitted is not None else 0
         if not added and not believed_tokens:
             return TRUE
         return UsageTold(added, believed_tokens / lease.offer.window_tokens if believed_tokens else 1.0)
@@ -340,6 +344,10 @@ class Serving:
         """A backend's own refusal keeps its meaning; one that clients could misread is worded anew."""
         body = await response.read(READ_WHOLE_BYTES, self._settings.relay.idle_timeout_s)
         response.release()
+        if ask.counted and response.status == 400:
+            overflow = read_overflow(read_error(400, body).message, ask.dialect, lease.offer.window_tokens)
+            if overflow is not None:
+                raise ContextOverflow(overflow)
         status, headers, body = client_error(
             response.status, body, ask.dialect, trace.request_id, lease.offer.window_tokens, trace.caller
         )
@@ -383,6 +391,8 @@ class Serving:
                 headers.append(("x-kvgate-output-tokens", str(offer.output_tokens)))
             if offer.clamped and ask.output_tokens is not None:
                 headers.append(("x-kvgate-clamped-from", str(ask.output_tokens)))
+        if trace.fitted is not None:
+            headers += trim_headers(trace.fitted)
         return headers + _repaired(trace.repairs)
 
     def _note_clamp(self, ask: Ask, lease: Lease, trace: Trace) -> None:
@@ -434,6 +444,16 @@ def request_id_of(scope: Scope) -> str:
     """
     given = (header(scope, b"x-request-id") or "")[:128]
     return given if given and given.isascii() and given.isprintable() else uuid.uuid4().hex
+
+
+def signs_of(scope: Scope) -> Signs:
+    """What the headers of a request show of its sender."""
+    return Signs(
+        overflow=header(scope, OVERFLOW_HEADER.encode()),
+        session=header(scope, b"x-session-id") or header(scope, b"x-session-affinity") or "",
+        user_agent=header(scope, b"user-agent") or "",
+        key=key_fingerprint(shown_key(scope["headers"])),
+    )
 
 
 def _text(value: bytes) -> str:

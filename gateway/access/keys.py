@@ -20,16 +20,22 @@ class Keys:
         """Raise ``Unauthorized`` unless one of our keys is among ``headers`` (ASGI: lower-case names)."""
         if not self._keys:
             return
-        shown = b""
-        for name, value in headers:
-            if name == b"authorization" and value[:7].lower() == b"bearer ":
-                shown = value[7:].strip()
-                break
-            if name == b"x-api-key":
-                shown = value.strip()
+        shown = shown_key(headers).encode("utf-8", "surrogateescape")
         if not sum(hmac.compare_digest(shown, key) for key in self._keys):  # all are compared: timing tells nothing
             raise Unauthorized(
                 "Missing API key: send it as `Authorization: Bearer KEY`."
                 if not shown
                 else "Unknown API key: it is none of the gateway's api_keys."
             )
+
+
+def shown_key(headers: Iterable[tuple[bytes, bytes]]) -> str:
+    """The key among ``headers``, empty if there is none; a bearer token goes before ``x-api-key``."""
+    shown = b""
+    for name, value in headers:
+        if name == b"authorization" and value[:7].lower() == b"bearer ":
+            shown = value[7:].strip()
+            break
+        if name == b"x-api-key":
+            shown = value.strip()
+    return shown.decode("utf-8", "surrogateescape")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import Any
 
 import orjson
@@ -34,6 +35,13 @@ def upstream_body(ask: Ask, offer: Offer) -> bytes:
     return _encoded(ask, changes)
 
 
+def with_model(ask: Ask, model: str) -> Ask:
+    """``ask`` for another model."""
+    return replace(
+        ask, model=model, body=_encoded(ask, {"model": model}), document=_changed(ask.document, {"model": model})
+    )
+
+
 def _changes(ask: Ask, offer: Offer) -> dict[str, Any]:
     if not ask.counted:
         return {}
@@ -52,7 +60,9 @@ def _changes(ask: Ask, offer: Offer) -> dict[str, Any]:
 def _smaller_thinking(ask: Ask, output_tokens: int) -> dict[str, Any]:
     """vLLM refuses a thinking budget that is not below ``max_tokens``, or below 1024; without one the model judges."""
     thinking = ask.document.get("thinking")
-    budget = integer(thinking.get("budget_tokens")) if isinstance(thinking, dict) else None
+    if not isinstance(thinking, dict):
+        return {}
+    budget = integer(thinking.get("budget_tokens"))
     if budget is None or budget < output_tokens or thinking.get("type") != "enabled":
         return {}
     if output_tokens <= LEAST_THINKING_TOKENS:
