@@ -183,6 +183,13 @@ class WatchedBackend:
         """Close the connection the looks use."""
         await self._probe.close()
 
+    def found(self, cards: tuple[ModelCard, ...], capacity: KvCapacity | None) -> None:
+        """It serves these models with a cache of that size."""
+        self.cards = cards
+        self._set_windows(capacity)
+        self.ledger.set_capacity(capacity)
+        self._set_reachable(True)
+
     def look_soon(self) -> None:
         """Something happened: look at once, models included."""
         self._discover_at_s = 0.0
@@ -233,25 +240,27 @@ class WatchedBackend:
         When the observation is too old, ``running`` and ``waiting`` are unknown. The ledger stays: our own footprints
         are exact without any scrape, and the last known foreign use beats none.
         """
-        if self._view is None or self._view_changes != self.ledger.changes or now_s >= self._view_until_s:
+        ledger = self.ledger
+        if self._view is None or self._view_changes != ledger.changes or now_s >= self._view_until_s:
             stale = self._stale(now_s)
-            self._view = BackendView(
-                name=self.name,
-                url=self.url,
-                health=self.health(now_s),
-                windows=self.windows,
-                in_flight=self.ledger.in_flight,
-                kv=self.ledger.view(now_s),
-                running=None if stale else self._reading.running,
-                waiting=None if stale else self._reading.waiting,
-                accepting=self.breaker.accepts(now_s),
-                draining=self.draining,
-                pending_prompt_tokens=self.ledger.pending_prompt_tokens,
-                trial=self.breaker.state(now_s) is BreakerState.HALF_OPEN,
-            )
-            self._view_changes = self.ledger.changes
-            self._view_until_s = now_s + VIEW_LIFE_S
             half_open_at_s = self.breaker.half_open_at_s
+            closed = half_open_at_s is None
+            self._view = BackendView(
+                self.name,
+                self.url,
+                self.health(now_s),
+                self.windows,
+                ledger.in_flight,
+                ledger.view(now_s),
+                None if stale else self._reading.running,
+                None if stale else self._reading.waiting,
+                closed or self.breaker.accepts(now_s),
+                self.draining,
+                ledger.pending_prompt_tokens,
+                not closed and self.breaker.state(now_s) is BreakerState.HALF_OPEN,
+            )
+            self._view_changes = ledger.changes
+            self._view_until_s = now_s + VIEW_LIFE_S
             if half_open_at_s is not None and half_open_at_s > now_s:
                 self._view_until_s = min(self._view_until_s, half_open_at_s)
         return self._view

@@ -157,6 +157,11 @@ class Gate:
         assert entry.lease is not None
         return entry.lease
 
+    def decide(self) -> None:
+        """Look now at who can go, rather than in the next turn of the loop."""
+        if self._queue:
+            self._decide(asyncio.get_running_loop().time())
+
     def wake(self) -> None:
         """Something changed that may let a waiting request go. Many calls in one turn of the loop cost one decision."""
         if self._queue and self._run is None:
@@ -227,7 +232,7 @@ class Gate:
         entry.future = loop.create_future()
         try:
             await entry.future
-        except asyncio.CancelledError:
+        except BaseException:  # cancelled, or the coroutine is closed
             # It may have been placed in the very turn of the loop in which it was cancelled.
             if entry.lease is not None:
                 entry.lease.release()

@@ -72,13 +72,15 @@ class Domain:
         """It waits no more. What an unserved one was booked for goes back to its flow at the next ``settle``."""
         flow = entry.flow
         waiting = self._flows[flow]
+        if not served and entry.waiter.tag is None:
+            if next(reversed(waiting.values())) is entry:
+                assert entry.tag is not None
+                self._accounts[flow] = entry.tag  # nobody is behind it
+            else:
+                self._left.add(flow)
         del waiting[entry.waiter.sequence]
         if not waiting:
             del self._flows[flow]
-        if not served and entry.waiter.tag is None:
-            self._left.add(flow)
-            if not waiting and entry.tag is not None:
-                self._accounts[flow] = entry.tag
 
     def serve(self, entry: Entry) -> None:
         """A request with a tag is placed: time goes on."""

@@ -30,7 +30,7 @@ from math import inf, log2
 from gateway.config import PlacingSettings
 from gateway.routing.entries import Entry, Option
 from gateway.routing.lanes import Domain, Key, Lane, Lanes
-from gateway.routing.rooms import KV_PENALTY_S, Room
+from gateway.routing.rooms import FULL_S, Room
 from gateway.types import BackendView, Decision, Group, Offer, Placed, Refused, Waiter
 
 # The price of a window twice as large as the smallest comfortable one, in seconds of waiting. Against the barrier: with
@@ -284,18 +284,18 @@ def _cheapest(options: tuple[Option, ...], claimed: int) -> tuple[Option, Room] 
         size = blocks = -1
         chosen: Room | None = None
         for room in rooms:
-            if room.open:
-                if room.size != size:
-                    size = room.size
-                    blocks = need.blocks(size)
-                total = room.reserved + blocks
-                if total > room.limit:
-                    if not room.idle:
-                        continue
-                    total = min(total, room.capacity)
-                cost_s = room.base_s + tokens * room.token_s + KV_PENALTY_S * total / (room.brim - total) + penalty_s
-                if cost_s < best_s:
-                    chosen, best_s = room, cost_s
+            if room.size != size:
+                size = room.size
+                blocks = need.blocks(size)
+            if blocks <= room.spare:
+                cost_s = room.base_s + tokens * room.token_s + room.barrier_s / (room.rest - blocks)
+            elif room.drips:
+                cost_s = room.base_s + tokens * room.token_s + FULL_S
+            else:
+                continue
+            cost_s += penalty_s
+            if cost_s < best_s:
+                chosen, best_s = room, cost_s
         if chosen is not None:
             best = (option, chosen)
     return best

@@ -11,21 +11,27 @@ from gateway.types import BackendView, Health, Need
 PREFILL_TOKENS_PER_S = 8000.0
 # Weight of the barrier in seconds: 0.15 at half a cache, 0.35 at 70 %, 2.85 at 95 %.
 KV_PENALTY_S = 0.15
-# The barrier is finite in a full cache: an idle backend may be given more than it can hold (drip).
+# The barrier is finite in a full cache; an idle backend may be given more than it can hold (drip).
 BEYOND_FULL = 1.001
+FULL_S = KV_PENALTY_S / (BEYOND_FULL - 1)
 
 
 class Room:
     """A backend. ``bit`` is its own in masks of backends.
 
-    ``gone``: nothing will be placed here until somebody acts. ``open``: requests may be placed here now. ``idle``:
-    nothing runs or waits here. ``size``, ``capacity``, ``reserved`` and ``limit`` are 0 where ``known`` is false.
-    The cost of a request in seconds is ``base_s + tokens × token_s`` and the barrier of ``reserved``.
+    ``gone``: nothing will be placed here until somebody acts. ``open``: requests may be placed here now. ``drips``: it
+    is open and nothing runs or waits here. ``spare`` blocks are left for placing, none if it is not open. ``size`` and
+    blocks are 0 where ``known`` is false.
+
+    The cost in seconds of a request of so many tokens and blocks is
+    ``base_s + tokens × token_s + barrier_s ÷ (rest − blocks)``; the last is the barrier λ·k/(1 − k), but for its
+    constant, which is in ``base_s``.
     """
 
     __slots__ = (
-        "base_s", "bit", "brim", "capacity", "engine_capacity", "gone", "idle", "in_flight", "known", "limit", "name",
-        "open", "pending_tokens", "reserved", "size", "structure", "token_s", "trial", "view", "windows",
+        "barrier_s", "base_s", "bit", "capacity", "drips", "engine_capacity", "gone", "idle", "in_flight", "known",
+        "limit", "name", "open", "pending_tokens", "reserved", "rest", "size", "spare", "structure", "token_s", "trial",
+        "view", "windows",
     )  # fmt: skip
 
     def __init__(self, name: str, bit: int) -> None:
@@ -65,11 +71,11 @@ class Room:
         self.gone, self.open, self.idle, self.trial = gone, is_open, idle, view.trial
         self.known, self.size, self.engine_capacity = known, size, engine_capacity
         self.capacity, self.reserved, self.limit = capacity, reserved, limit
-        self.brim = capacity * BEYOND_FULL
         self.in_flight = view.in_flight
         self.pending_tokens = view.pending_prompt_tokens
         self.token_s = 1.0 / PREFILL_TOKENS_PER_S
-        self.base_s = self.pending_tokens * self.token_s
+        self.barrier_s = KV_PENALTY_S * capacity * BEYOND_FULL
+        self._price()
         return changed, better
 
     def serves(self, model: str, window_tokens: int) -> bool:
@@ -92,6 +98,13 @@ class Room:
         self.open = self.open and not self.trial
         self.in_flight += 1
         self.pending_tokens += need.prompt_tokens
-        self.base_s = self.pending_tokens * self.token_s
         if self.known:
             self.reserved += need.blocks(self.size)
+        self._price()
+
+    def _price(self) -> None:
+        """Reckon what the cost of the next request is made of."""
+        self.drips = self.open and self.idle
+        self.spare = self.limit - self.reserved if self.open else -1.0
+        self.rest = self.capacity * BEYOND_FULL - self.reserved
+        self.base_s = self.pending_tokens * self.token_s - KV_PENALTY_S

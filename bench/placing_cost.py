@@ -1,0 +1,166 @@
+"""What one placement decision costs in CPU, by the number of backends and of requests that wait.
+
+``python -m bench.placing_cost`` runs the gateway's own gate, placer and ledgers, without sockets: what is timed is all
+that happens between "this request fits these windows" and "it holds a place there" (or waits).
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import json
+import time
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from gateway.config import BackendSettings, FleetSettings, PlacingSettings
+from gateway.fleet.backend import Reservation, WatchedBackend
+from gateway.fleet.capacity import KvCapacity
+from gateway.fleet.discovery import ModelCard
+from gateway.fleet.fleet import Backend
+from gateway.relay.gate import Gate, Lease
+from gateway.types import BackendView, Need, Offer
+
+BLOCKS, BLOCK_TOKENS, WINDOW = 2100, 16, 32768
+PROMPT_TOKENS = 4000
+ROUNDS = 3
+BATCH = 4
+BACKENDS = (1, 2, 4, 8, 16, 32, 64, 128)
+WAITING = (100, 1000)
+
+
+class Stand:
+    """A fleet of watched backends that nobody watches: real ledgers, breakers and views, no network."""
+
+    def __init__(self, count: int) -> None:
+        self.touched: set[str] = set()
+        self.at: dict[str, WatchedBackend] = {}
+        loop = asyncio.get_running_loop()
+        for number in range(count):
+            settings = BackendSettings(url=f"http://10.0.0.{number}:8000")
+            item = WatchedBackend(settings, FleetSettings(), loop.time, lambda: None, self.touch)
+            item.found((ModelCard("m", None, None, WINDOW),), KvCapacity(1, BLOCKS, BLOCK_TOKENS))
+            item.ledger.begin_scrape()
+            item.ledger.reconcile(0, loop.time())
+            self.at[item.name] = item
+        self.touched.update(self.at)
+
+    def touch(self, name: str, resting: bool) -> None:
+        self.touched.add(name)
+
+    def views(self, now_s: float) -> Mapping[str, BackendView]:
+        return {name: item.view(now_s) for name, item in self.at.items()}
+
+    def changed(self, now_s: float) -> list[BackendView]:
+        touched, self.touched = self.touched, set()
+        return [self.at[name].view(now_s) for name in touched]
+
+    def reserve(self, name: str, need: Need, budget_tokens: int | None) -> Reservation:
+        return self.at[name].reserve(need, budget_tokens)
+
+    def backend(self, name: str) -> Backend:
+        return Backend(name, self.at[name].url, None, None, 0.0)
+
+    def offers(self) -> tuple[Offer, ...]:
+        return tuple(Offer(name, WINDOW, 1000, False) for name in self.at)
+
+
+def cpu_us(work: Callable[[], object]) -> float:
+    """CPU time of one call in microseconds."""
+    started = time.process_time_ns()
+    work()
+    return (time.process_time_ns() - started) / 1000
+
+
+async def at_once(stand: Stand, requests: int = 400) -> float:
+    """A request that finds room: from its offers to its lease. Microseconds, the mean of many."""
+    stand.touched.update(stand.at)
+    gate = Gate(stand, PlacingSettings())
+    offers = stand.offers()
+    leases: list[Lease] = []
+    took_ns = 0
+    for _ in range(requests // BATCH):
+        started = time.process_time_ns()
+        leases += [await gate.enter(offers, PROMPT_TOKENS, model="m") for _ in range(BATCH)]
+        took_ns += time.process_time_ns() - started
+        for lease in leases:
+            lease.first_byte()
+        while len(leases) > 4 * len(stand.at):
+            leases.pop(0).release()
+    for lease in leases:
+        lease.release()
+    return took_ns / requests / 1000
+
+
+async def with_a_queue(stand: Stand, waiting: int, requests: int = 200) -> tuple[float, float]:
+    """Microseconds of an arrival that has to wait, and of a release that lets the first of the queue go."""
+    stand.touched.update(stand.at)
+    gate = Gate(stand, PlacingSettings(queue_max_requests=waiting + requests + 1))
+    offers = stand.offers()
+    holders = []
+    while gate.stats()["waiting_requests"] == 0:
+        task = asyncio.create_task(gate.enter(offers, PROMPT_TOKENS, model="m"))
+        await asyncio.sleep(0)
+        gate.decide()
+        if task.done():
+            holders.append(task.result())
+    queue = [task] + [asyncio.create_task(gate.enter(offers, PROMPT_TOKENS, model="m")) for _ in range(waiting - 1)]
+    await asyncio.sleep(0)
+    arrivals_us = 0.0
+    for _ in range(requests):
+        coroutine = gate.enter(offers, PROMPT_TOKENS, model="m")
+        started = time.process_time_ns()
+        coroutine.send(None)
+        arrivals_us += (time.process_time_ns() - started) / 1000
+        coroutine.close()
+    await asyncio.sleep(0)
+    releases_us = 0.0
+    for task in queue[: min(requests, waiting)]:
+        holder = holders.pop(0)
+        releases_us += cpu_us(holder.release)
+        started = time.process_time_ns()
+        gate.decide()
+        releases_us += (time.process_time_ns() - started) / 1000
+        holders.append(await task)
+    for task in queue:
+        task.cancel()
+    for lease in holders:
+        lease.release()
+    await asyncio.sleep(0)
+    return arrivals_us / requests, releases_us / min(requests, waiting)
+
+
+async def measure_one(backends: int) -> dict[str, Any]:
+    """The best of some rounds: other processes can only add to it."""
+    stand = Stand(backends)
+    row: dict[str, Any] = {"backends": backends}
+    row["at_once_us"] = min([await at_once(stand) for _ in range(ROUNDS)])
+    for waiting in WAITING:
+        pairs = [await with_a_queue(stand, waiting) for _ in range(ROUNDS)]
+        row[f"arrival_behind_{waiting}_us"] = min(pair[0] for pair in pairs)
+        row[f"release_of_{waiting}_us"] = min(pair[1] for pair in pairs)
+    return row
+
+
+def measure() -> list[dict[str, Any]]:
+    """One row for each number of backends."""
+    return [asyncio.run(measure_one(backends)) for backends in BACKENDS]
+
+
+def main() -> None:
+    """Print a table, or JSON."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
+    parser.add_argument("--json", action="store_true", help="print JSON instead of a table")
+    rows = measure()
+    if parser.parse_args().json:
+        print(json.dumps(rows))
+        return
+    names = list(rows[0])
+    print("CPU microseconds of one decision (best of rounds)")
+    print("  ".join(f"{name.removesuffix('_us'):>20}" for name in names))
+    for row in rows:
+        print("  ".join(f"{row[name]:>20.1f}" if name != "backends" else f"{row[name]:>20}" for name in names))
+
+
+if __name__ == "__main__":
+    main()
