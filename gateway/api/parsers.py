@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from typing import Any
 
 from gateway.api import chat, completions, generic, messages, pooling, responses
 from gateway.types import Ask
@@ -21,3 +22,27 @@ COUNTED: dict[str, Parse] = {
 def parser_of(method: str, path: str) -> Parse:
     """The parser of requests to a normalised ``path``."""
     return COUNTED.get(path, generic.parse) if method == "POST" else generic.parse
+
+
+def guessed_path(document: Mapping[str, Any]) -> str | None:
+    """The path that a body of this shape is most likely meant for; ``None`` if it has no prompt.
+
+    Anthropic's requests are told by ``system``, tools with an ``input_schema`` and their blocks; else messages are a
+    chat.
+    """
+    if "messages" in document:
+        return messages.PATH if _is_anthropic(document) else chat.PATH
+    if "prompt" in document:
+        return completions.PATH
+    return responses.PATH if "input" in document else None
+
+
+def _is_anthropic(document: Mapping[str, Any]) -> bool:
+    if "system" in document or any("input_schema" in tool for tool in _objects(document.get("tools"))):
+        return True
+    blocks = (block for message in _objects(document["messages"]) for block in _objects(message.get("content")))
+    return any(block.get("type") in ("tool_use", "tool_result", "thinking") for block in blocks)
+
+
+def _objects(value: Any) -> list[Mapping[str, Any]]:
+    return [item for item in value if isinstance(item, Mapping)] if isinstance(value, list) else []

@@ -1,4 +1,4 @@
-"""``kvgate count``: the prompt tokens of a request file, as vLLM will count them."""
+"""``kvgate count``: the prompt tokens of a request file, as vLLM will count them; or an audit against a backend."""
 
 from __future__ import annotations
 
@@ -34,10 +34,19 @@ class Share:
 
 def configure(parser: argparse.ArgumentParser) -> None:
     """Add the arguments of this command."""
-    parser.add_argument("file", metavar="FILE", help="body of a chat or completions request as JSON, or - for stdin")
-    where = parser.add_mutually_exclusive_group(required=True)
-    where.add_argument("--tokenizer", metavar="FOLDER", help="folder or hub id of the tokenizer and chat template")
-    where.add_argument("--backend", metavar="URL", help="vLLM server to take the model from, and to ask if need be")
+    parser.add_argument("file", metavar="FILE", help="body of a request as JSON, or - for stdin")
+    parser.add_argument("--tokenizer", metavar="FOLDER", help="folder or hub id of the tokenizer and chat template")
+    parser.add_argument("--backend", metavar="URL", help="vLLM server to take the model from, and to ask if need be")
+    parser.add_argument("--path", help="path the request is sent to (default: guessed from the body)")
+    parser.add_argument(
+        "--audit",
+        action="store_true",
+        help="FILE has a request a line: send each to the backend for one token and compare",
+    )
+    parser.add_argument(
+        "--gateway", action="store_true", help="with --audit: URL is a kvgate's"
+    )
+    parser.add_argument("--api-key", metavar="KEY", help="with --audit: sent as a bearer token")
     parser.add_argument("--model", help="served name at the backend (default: the request's, or its only one)")
     parser.add_argument("--chat-template", type=Path, metavar="FILE", help="as the server's --chat-template")
     parser.add_argument("--json", action="store_true", help="print JSON")
@@ -45,11 +54,16 @@ def configure(parser: argparse.ArgumentParser) -> None:
 
 
 def run(options: argparse.Namespace) -> int:
-    """Print the count. 2 for a file that is no request, 1 if the backend cannot be reached."""
+    """Print the count. 2 for a file that is no request, 1 if the backend cannot be reached or an audit finds fault."""
     from gateway.exceptions import BackendFailed, BadRequest
 
     try:
-        ask = _ask(_read(options.file))
+        _check(options)
+        if options.audit:
+            from gateway.cli import count_audit
+
+            return count_audit.run(options, read_file(options.file))
+        ask = _ask(read_file(options.file), options.path)
         count, shares, reason = asyncio.run(_count(ask, options))
     except (BadInput, BadRequest) as error:
         print(f"kvgate: {error}", file=sys.stderr)
@@ -64,29 +78,41 @@ def run(options: argparse.Namespace) -> int:
     return 0
 
 
-def _read(name: str) -> bytes:
+def read_file(name: str) -> bytes:
+    """The bytes of a file, or of stdin for ``-``. Raises ``BadInput``."""
     try:
         return sys.stdin.buffer.read() if name == "-" else Path(name).read_bytes()
     except OSError as error:
         raise BadInput(f"cannot read {name}: {error.strerror or error}") from None
 
 
-def _ask(body: bytes) -> Ask:
-    """The request, taken for a chat if it has messages. Raises ``BadInput`` or ``BadRequest``."""
-    from gateway.api import chat, completions
+def _check(options: argparse.Namespace) -> None:
+    if options.audit and (options.backend is None or options.path is not None):
+        raise BadInput("--audit needs --backend, and finds each request's path in its line")
+    if (options.gateway or options.api_key) and not options.audit:
+        raise BadInput("--gateway and --api-key go with --audit")
+    if not options.audit and (options.tokenizer is None) == (options.backend is None):
+        raise BadInput("say either --tokenizer or --backend")
+
+
+def _ask(body: bytes, path: str | None) -> Ask:
+    """The request, of the path it is most likely sent to. Raises ``BadInput`` or ``BadRequest``."""
+    from gateway.api.parsers import COUNTED, guessed_path
+    from gateway.api.paths import normalise
 
     try:
         document = json.loads(body)
     except (ValueError, RecursionError) as error:
         raise BadInput(f"the file is not JSON: {error}") from None
-    if not isinstance(document, dict) or not ("messages" in document or "prompt" in document):
-        raise BadInput("the file must hold a JSON object with `messages` (chat) or `prompt` (completions)")
+    if not isinstance(document, dict) or guessed_path(document) is None:
+        raise BadInput("the file must hold a JSON object with `messages` (chat), `prompt` (completions) or `input`")
+    path = guessed_path(document) if path is None else normalise(path)
+    if path not in COUNTED:
+        raise BadInput(f"requests to {path} are not counted")
     if not document.get("model"):
         # The gateway needs a model to choose a backend; for counting any name does.
         body = json.dumps({**document, "model": "model"}).encode()
-    if "messages" in document:
-        return chat.parse(body, "application/json")
-    return completions.parse(body, "application/json")
+    return COUNTED[path](body, "application/json", path)
 
 
 async def _count(ask: Ask, options: argparse.Namespace) -> tuple[Count, list[Share], str]:
@@ -104,7 +130,7 @@ async def _count(ask: Ask, options: argparse.Namespace) -> tuple[Count, list[Sha
             return response.status_code, response.json()
 
         if options.backend:
-            model = await _served(client, options.backend, options.model or ask.model, options.model is not None)
+            model = await served(client, options.backend, options.model or ask.model, options.model is not None)
         else:
             model = ServedModel(options.model or ask.model, options.tokenizer)
         override = ModelSettings(chat_template=options.chat_template)
@@ -121,7 +147,7 @@ async def _count(ask: Ask, options: argparse.Namespace) -> tuple[Count, list[Sha
             counter.close()
 
 
-async def _served(client: Any, url: str, wanted: str, must: bool) -> ServedModel:
+async def served(client: Any, url: str, wanted: str, must: bool, key: str | None = None) -> ServedModel:
     """The model ``wanted`` at the backend, or its only one unless ``wanted`` must be it."""
     import httpx2
 
@@ -134,7 +160,8 @@ async def _served(client: Any, url: str, wanted: str, must: bool) -> ServedModel
     except ValueError:
         raise BadInput(f"--backend {url} is not an http(s) URL") from None
     try:
-        response = await client.get(f"{base}/v1/models")
+        headers = {"authorization": f"Bearer {key}"} if key else {}
+        response = await client.get(f"{base}/v1/models", headers=headers)
         cards = {card["id"]: card for card in response.json()["data"]}
     except (httpx2.HTTPError, ValueError, KeyError, TypeError) as error:
         raise BackendFailed(f"{base}/v1/models gave no list of models: {error or type(error).__name__}") from None
