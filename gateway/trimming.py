@@ -13,7 +13,7 @@ from gateway.api.history import by_bytes, dropped_text, history_of, trimmed_body
 from gateway.config import OverflowSettings
 from gateway.guard.cut import Trimmed, Untrimmable, more_slack, trim, with_notice
 from gateway.guard.draft import rules_of
-from gateway.guard.history import Edit, History, Measure
+from gateway.history import Edit, History, Measure
 from gateway.summary import Summariser
 from gateway.tokens.errors import CannotCount
 from gateway.tokens.service import Counter, ServedModel
@@ -53,10 +53,7 @@ class Trimmer:
         its neighbours.
         """
         limit_tokens = overflow.limit_tokens
-        shares = await self._counter.message_tokens(ask, model)
-        local = self._counter.local(model)
-        measure = by_bytes if local is None else _safe(local.measure)
-        found = await self._in_thread(lambda: history_of(ask, measure, count.tokens, shares))
+        found = await self.history(ask, model, count)
         if found is None:
             return Untrimmable(count.tokens, "Trimming is for conversations; this request holds none.")
         history, scaled = found
@@ -73,6 +70,13 @@ class Trimmer:
                 return Shorter(shorter, counted, plan, summarised)
             slack_tokens = more_slack(slack_tokens, tokens - limit_tokens, limit_tokens)
         return Untrimmable(tokens, "Trimming did not bring it below the limit.")
+
+    async def history(self, ask: Ask, model: ServedModel, count: Count) -> tuple[History, Measure] | None:
+        """The conversation of ``ask`` and the measure to trim it by; ``None`` if it holds none."""
+        shares = await self._counter.message_tokens(ask, model)
+        local = self._counter.local(model)
+        measure = by_bytes if local is None else _safe(local.measure)
+        return await self._in_thread(history_of, ask, measure, count.tokens, shares)
 
     def close(self) -> None:
         """Let the thread end."""

@@ -17,7 +17,7 @@ import orjson
 from gateway.api import history_chat, history_messages, history_responses
 from gateway.api.history_parts import FRAME_TOKENS, MEDIA_TOKENS, Sketch
 from gateway.api.rewrite import must_be_read_anew
-from gateway.guard.history import (
+from gateway.history import (
     IMAGE_NOTE,
     Drop,
     DropMedia,

@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from gateway.api.history_parts import Sketch, content_of, ids, written
-from gateway.guard.history import Item, Role, Text
+from gateway.history import Item, Role, Text
 
 _ROLES = {
     "system": Role.SYSTEM,

@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from gateway.api.history_parts import Content, Sketch, content_of, ids, written
-from gateway.guard.history import Item, Path, Role, Text
+from gateway.history import Item, Path, Role, Text
 
 _ROLES = {"system": Role.SYSTEM, "user": Role.USER, "assistant": Role.ASSISTANT}
 # Claude Code wraps what it adds to the user's words in this.

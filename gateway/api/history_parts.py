@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from gateway.guard.history import Item, Media, Path, Text
+from gateway.history import Item, Media, Path, Text
 
 # What a template puts around a message, and a picture of one screen, about.
 FRAME_TOKENS = 5

@@ -16,6 +16,7 @@ COMMANDS: dict[str, str] = {
     "simulate": "run a simulated vLLM server",
     "status": "show backends, windows and KV caches of a running gateway",
     "count": "count the prompt tokens of a request file",
+    "explain": "say what the gateway would do with a request file: count, windows, trimming",
     "config": "check and print the settings",
     "plan": "what fits on a card: window, concurrency, KV cache and the vllm serve command",
     "doctor": "say why a vLLM server did not start, or check a running one",

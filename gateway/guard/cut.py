@@ -12,8 +12,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from gateway.guard.draft import Draft, Rules
-from gateway.guard.history import Drop, DropMedia, DropReasoning, Edit, History, Measure, Notice, Role, Shorten
 from gateway.guard.ladder import LADDER
+from gateway.history import Drop, DropMedia, DropReasoning, Edit, History, Measure, Notice, Role, Shorten
 
 # Corrections are rounded up to this share of the limit: one that followed every small error would move the cut.
 _SLACK_STEPS = 64

@@ -6,7 +6,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from gateway.config import OverflowSettings
-from gateway.guard.history import (
+from gateway.guard.outline import Outline
+from gateway.guard.shorten import shortened
+from gateway.history import (
     IMAGE_NOTE,
     Drop,
     DropMedia,
@@ -15,11 +17,9 @@ from gateway.guard.history import (
     History,
     Measure,
     Notice,
-    Outline,
     Role,
     Shorten,
 )
-from gateway.guard.shorten import shortened
 
 # What a template puts around a message.
 FRAME_TOKENS = 5

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 
 from gateway.guard.draft import Draft
-from gateway.guard.history import Role
+from gateway.history import Role
 
 # A strategy removes what it can of the items it may touch, oldest first, until the draft is low.
 Strategy = Callable[[Draft, Sequence[int]], None]

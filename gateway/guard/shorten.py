@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from gateway.guard.history import Measure
+from gateway.history import Measure
 
 # Of what is kept, this share from the start: errors stand at the end of an output, what it is about at its start.
 _HEAD_SHARE = 0.6

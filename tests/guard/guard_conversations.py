@@ -188,8 +188,9 @@ class _Messages:
             blocks.append({"type": "thinking", "thinking": step.thoughts, "signature": "s"})
         if step.said:
             blocks.append({"type": "text", "text": step.said})
-        for call in step.calls:
-            blocks.append({"type": "tool_use", "id": call.id, "name": "f", "input": json.loads(call.arguments)})
+        blocks += [
+            {"type": "tool_use", "id": call.id, "name": "f", "input": json.loads(call.arguments)} for call in step.calls
+        ]
         self.list.append({"role": "assistant", "content": blocks})
 
     def results(self, calls: Sequence[Call]) -> None:

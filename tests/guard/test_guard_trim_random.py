@@ -9,6 +9,7 @@ import copy
 import json
 import os
 from collections.abc import Mapping
+from itertools import pairwise
 from typing import Any
 
 import pytest
@@ -19,7 +20,8 @@ from hypothesis import strategies as st
 from gateway.api.history import apply, history_of
 from gateway.guard.cut import Trimmed, Untrimmable, trim
 from gateway.guard.draft import FRAME_TOKENS, Rules, note
-from gateway.guard.history import History, Outline, Role
+from gateway.guard.outline import Outline
+from gateway.history import History, Role
 from gateway.types import Dialect
 
 HISTORIES = int(os.environ.get("KVGATE_TEST_HISTORIES", "450"))
@@ -176,7 +178,7 @@ def assert_fits_and_is_valid(
     if newest.get("role") == "user" and newest.get("content") not in (None, ""):
         assert set(texts_of(newest.get("content"))) & set(said) or "tool_result" in texts_of(newest)
     roles = speakers(out)
-    assert all(one != other for one, other in zip(roles, roles[1:], strict=False)), roles
+    assert all(one != other for one, other in pairwise(roles)), roles
     assert roles[0] == "user"
 
 
