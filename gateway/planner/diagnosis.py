@@ -10,6 +10,7 @@ from gateway.planner.startup_log import Problem, Startup
 
 _SAFETY_GIB = 0.15
 _MOST_UTILIZATION = 0.97
+_USEFUL_WINDOW_TOKENS = 1024
 
 
 @dataclass(frozen=True, slots=True)
@@ -105,7 +106,13 @@ def kv_tokens(found: Startup) -> int | None:
 def _root_causes(errors: list[Problem]) -> list[Problem]:
     """A CUDA out-of-memory line beside vLLM's own explanation of it adds nothing."""
     explained = any(problem.code in ("weights_do_not_fit", "sampler_out_of_memory") for problem in errors)
-    return [problem for problem in errors if not (explained and problem.code == "cuda_out_of_memory")]
+    wrapped = any(problem.code != "engine_failed" for problem in errors)
+    return [
+        problem
+        for problem in errors
+        if not (explained and problem.code == "cuda_out_of_memory")
+        and not (wrapped and problem.code == "engine_failed")
+    ]
 
 
 def _utilization_for(found: Startup, extra_gib: float) -> float | None:
@@ -149,6 +156,10 @@ def _window_needs_more(problem: Problem, found: Startup) -> Finding:
         estimate = int(available / needed * window) // 16 * 16
     utilization = _utilization_for(found, needed - available)
     choices = []
+    if estimate < _USEFUL_WINDOW_TOKENS < window:
+        choices.append(
+            "--max-num-seqs 16 --enforce-eager   or   a smaller quantisation   or   --tensor-parallel-size 2"
+        )
     if estimate >= 1:
         choices.append(f"--max-model-len {int(estimate)}")
     if utilization:
@@ -259,6 +270,17 @@ def _window_above_model(problem: Problem, found: Startup) -> Finding:
     )
 
 
+def _engine_failed(problem: Problem, found: Startup) -> Finding:
+    return Finding(
+        "engine_failed",
+        "error",
+        "The engine died at start, and the reason stands above this line: it is missing here, or is none the doctor "
+        "knows.",
+        "give the whole log: docker logs CONTAINER 2>&1 | kvgate doctor -",
+        partial=True,
+    )
+
+
 def _auto_fit(problem: Problem, found: Startup) -> Finding:
     return Finding(
         "cannot_auto_fit",
@@ -312,6 +334,7 @@ _ADVICE: dict[str, Callable[[Problem, Startup], Finding]] = {
     "sampler_out_of_memory": _sampler,
     "weights_do_not_fit": _weights,
     "window_above_model": _window_above_model,
+    "engine_failed": _engine_failed,
     "cannot_auto_fit": _auto_fit,
     "fp8_needs_newer_card": _fp8,
     "cuda_out_of_memory": _out_of_memory,
@@ -376,7 +399,21 @@ def _observations(found: Startup) -> list[Finding]:
                 f"Grouping the layers may waste up to {found.padding_waste_percent:g} % of the KV memory.",
             )
         )
-    if found.auto_fit:
+    if found.unplanned or _drafter(found):
+        findings.append(
+            Finding(
+                "not_modelled",
+                "info",
+                f"{found.unplanned or _drafter(found)} keeps KV data by rules the planner does not know: the numbers "
+                "are the log's own, and `kvgate plan` will not agree with them.",
+                partial=True,
+            )
+        )
+    if found.auto_fit and found.auto_fit[0] == found.auto_fit[1]:
+        findings.append(
+            Finding("auto_fit", "info", f"The model's whole window of {tokens_text(found.auto_fit[0])} fits.")
+        )
+    elif found.auto_fit:
         findings.append(
             Finding(
                 "auto_fit",
@@ -410,6 +447,11 @@ def _observations(found: Startup) -> list[Finding]:
             )
         )
     return findings
+
+
+def _drafter(found: Startup) -> str:
+    named = found.arguments.get("method", "").lower()
+    return named if named in ("dflash", "dspark") else ""
 
 
 def _unused_gib(found: Startup) -> Figure | None:

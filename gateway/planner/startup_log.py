@@ -11,6 +11,10 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 
 _ANSI = re.compile(r"\x1b\[[0-9;?]*[ -/]*[@-~]|\x1b\][^\x07]*\x07")
+# A proxy's log may name a host "vllm" in a URL or an address; that is not vLLM speaking.
+_SPEAKS = re.compile(
+    r"(?<![\w/@.:-])vllm\b(?![:./-]\w*:?\d)|\bvLLM\b|EngineCore|Worker_TP|model_runner|gpu_worker|kv_cache_utils"
+)
 _NUMBER = r"(-?[\d,]+(?:\.\d+)?)"
 
 
@@ -45,6 +49,7 @@ class Startup:
     block_tokens: int | None = None
     padding_waste_percent: float | None = None
     auto_fit: tuple[int, int] | None = None
+    unplanned: str = ""
     arguments: dict[str, str] = field(default_factory=dict)
     errors: list[Problem] = field(default_factory=list)
 
@@ -109,6 +114,7 @@ _ERRORS: tuple[tuple[str, re.Pattern[str]], ...] = (
             rf"(?:max_position_embeddings|model_max_length)={_NUMBER}"
         ),
     ),
+    ("engine_failed", re.compile(r"Engine core initialization failed|Engine process failed to start")),
     ("cannot_auto_fit", re.compile(r"Cannot auto-fit max_model_len")),
     ("fp8_needs_newer_card", re.compile(r"fp8e4nv not supported in this architecture|native FP8 \(fp8e4nv\) requires")),
     (
@@ -144,7 +150,7 @@ def read_startup(text: str | Iterable[str]) -> Startup:
 
 
 def _read_line(found: Startup, line: str) -> None:
-    if re.search(r"\bvllm\b|\bvLLM\b|EngineCore|Worker_TP|model_runner|gpu_worker|kv_cache_utils", line):
+    if _SPEAKS.search(line):
         found.is_vllm = True
     for pattern, take in _FACTS:
         match = pattern.search(line)
@@ -215,6 +221,14 @@ def _ready(found: Startup, match: re.Match[str]) -> None:
     found.ready = True
 
 
+def _whole_window(found: Startup, match: re.Match[str]) -> None:
+    found.auto_fit = (_whole(match[1]), _whole(match[1]))
+
+
+def _hisparse(found: Startup, match: re.Match[str]) -> None:
+    found.unplanned = "HiSparse"
+
+
 def _auto(found: Startup, match: re.Match[str]) -> None:
     found.auto_fit = (_whole(match[1]), _whole(match[2]))
 
@@ -254,6 +268,8 @@ _FACTS: tuple[tuple[re.Pattern[str], Callable[[Startup, re.Match[str]], None]], 
     (re.compile(rf"Add \d+ padding layers, may waste at most {_N}% KV cache "
     rf"memory"), _set(padding_waste_percent=_value)),
     (re.compile(rf"Auto-fit max_model_len: reduced from {_N} to {_N} to fit"), _auto),
+    (re.compile(rf"full model context length {_N} fits"), _whole_window),
+    (re.compile(r"[Hh]i[Ss]parse(?:_config|Connector)"), _hisparse),
     (re.compile(r"Application startup complete|Uvicorn running on|Available routes are"), _ready),
     (re.compile(r"\bmax_seq_len=(\d+)"), _set(max_model_len=int)),
 )  # fmt: skip

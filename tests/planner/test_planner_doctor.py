@@ -157,6 +157,36 @@ ERRORS: list[tuple[str, str, str, list[str]]] = [
         "cuda_out_of_memory",
         ["--max-num-batched-tokens"],
     ),
+    (
+        "V1 0.14 to 0.21",
+        ERR
+        + "To serve at least one request with the models's max seq len (32768), (8 GiB KV cache is needed, which is "
+        "larger than the available KV cache memory (5.11 GiB). Based on the available memory, the estimated "
+        "maximum model length is 20912." + MORE + " See the conserving_memory page for more details.",
+        "window_needs_more_kv",
+        ["--max-model-len 20912", "8 GiB"],
+    ),
+    (
+        "V1 with nothing that fits",
+        ERR
+        + "To serve at least one request with the model's max seq len (32768), (8.0 GiB KV cache is needed, which is "
+        "larger than the available KV cache memory (0.01 GiB)." + MORE,
+        "window_needs_more_kv",
+        ["--max-num-seqs 16 --enforce-eager"],
+    ),
+    (
+        "window above the model's, by tokenizer",
+        "vllm ValueError: User-specified max_model_len (9000) is greater than the derived max_model_len "
+        "(model_max_length=8192 in model's config.json). To allow overriding this maximum",
+        "window_above_model",
+        ["--max-model-len 8192"],
+    ),
+    (
+        "the wrapper alone",
+        "(APIServer pid=1) RuntimeError: Engine core initialization failed. See root cause above. Failed core proc(s)",
+        "engine_failed",
+        ["whole log"],
+    ),
 ]
 
 
@@ -226,6 +256,17 @@ SUCCESS: list[tuple[str, str, dict[str, Any]]] = [
         V1
         + "Setting attention block size to 1568 tokens to ensure that attention page size is >= mamba page size. vllm",
         {"block_size": 1568},
+    ),
+    ("weights of 0.11", V1 + "Model loading took 18.1494 GiB memory and 12.3 seconds", {"weights_gib": 18.1494}),
+    (
+        "profile of V0 over several lines",
+        V0 + "Memory profiling takes 1.11 seconds\n" + V0 + "the current vLLM instance can use total_gpu_memory "
+        "(23.58GiB) x gpu_memory_utilization (0.90) = 21.22GiB\n"
+        + V0
+        + "model weights take 14.99GiB; non_torch_memory "
+        "takes 0.35GiB; PyTorch activation peak memory takes 2.07GiB; the rest of the memory reserved for KV Cache is "
+        "3.81GiB.",
+        {"gpu_memory_gib": 23.58, "kv_cache_memory_gib": 3.81, "activation_gib": 2.07, "non_torch_gib": 0.35},
     ),
 ]
 
@@ -376,3 +417,34 @@ def test_what_docker_cannot_do_is_one_sentence(
     monkeypatch.setenv("PATH", str(tmp_path / "nowhere"))
     assert main(["doctor", "--container", "x"]) == 2
     assert "docker is not installed" in capsys.readouterr().err
+
+
+def test_a_wrapper_says_nothing_beside_the_cause() -> None:
+    log = f"{ERRORS[0][1]}\nRuntimeError: Engine core initialization failed. See root cause above.\n"
+    assert [finding.code for finding in diagnose(read_startup(log))] == ["window_exceeds_kv_tokens"]
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        "2026/11/30 10:00:00 [error] connect() failed, upstream: http://vllm:8000/v1/chat/completions",
+        "level=warn msg=retry target=vllm:8000",
+        "server_args=ServerArgs(model_path='x') RuntimeError: Not enough memory. Increase --mem-fraction-static.",
+    ],
+)
+def test_a_log_of_another_program_that_names_vllm_is_not_one_of_vllm(line: str) -> None:
+    (found,) = diagnose(read_startup(line))
+    assert found.code == "not_vllm"
+
+
+def test_an_automatic_window_that_fits_whole_is_said() -> None:
+    log = "vLLM API server version 0.32.0\nfull model context length 262144 fits in available KV cache memory\n"
+    assert any("whole window of 262,144" in finding.cause for finding in diagnose(read_startup(log)))
+
+
+@pytest.mark.parametrize("argument", ["'method': 'dflash'", "'attention_config': {'hisparse_config': {}}"])
+def test_what_the_planner_does_not_model_is_said_beside_a_good_log(argument: str) -> None:
+    log = f"{_good_log()}\nINFO vLLM non-default args: {{'model': 'a/b', {argument}}}\n"
+    found = {finding.code: finding for finding in diagnose(read_startup(log))}
+    assert found["not_modelled"].partial
+    assert "capacity" in found
