@@ -231,11 +231,10 @@ def _text_part(text: str, dialect: Dialect) -> dict[str, Any]:
 
 def _calls(message: Any) -> list[str]:
     """Tool calls of a message as text."""
-    content = message.get("content")
-    uses = [part for part in content if isinstance(part, Mapping)] if isinstance(content, list) else []
-    uses = [part for part in uses if part.get("type") == "tool_use"]
-    found = [*(message.get("tool_calls") or ()), *uses] or [message]
-    return [f"calls {_json(call.get('function') or call)}" for call in found if isinstance(call, Mapping)]
+    content, made = message.get("content"), message.get("tool_calls")
+    parts = [*(content if isinstance(content, list) else ()), *(made if isinstance(made, list) else ())]
+    called = [part for part in parts if isinstance(part, Mapping) and part.get("type") in ("tool_use", "function")]
+    return [f"calls {_json(call.get('function') or call)}" for call in called or [message]]
 
 
 def _json(value: Any) -> str:

@@ -35,9 +35,7 @@ def _sketch(place: int, message: Any) -> Sketch:
     calls: frozenset[str] = frozenset()
     others = content.others
     if role is Role.ASSISTANT:
-        # vLLM reads ``reasoning`` and, if that is absent, ``reasoning_content``; clients send either, or both alike.
-        thoughts = {key: message.get(key) for key in ("reasoning", "reasoning_content")}
-        reasoning = tuple(Text((key,), text) for key, text in thoughts.items() if isinstance(text, str) and text)
+        reasoning = _thoughts(message)
         made = message.get("tool_calls")
         called = [call for call in made if isinstance(call, Mapping)] if isinstance(made, list) else []
         function = message.get("function_call")
@@ -59,3 +57,13 @@ def _sketch(place: int, message: Any) -> Sketch:
         typed=named == "user",
     )
     return Sketch(item, tuple(others))
+
+
+def _thoughts(message: Mapping[str, Any]) -> tuple[Text, ...]:
+    """vLLM reads ``reasoning`` and, if that is absent, ``reasoning_content``; clients send either, or both alike."""
+    found: list[Text] = []
+    for key in ("reasoning", "reasoning_content"):
+        said = message.get(key)
+        if isinstance(said, str) and said:
+            found.append(Text((key,), "" if found else said))
+    return tuple(found)
