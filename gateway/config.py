@@ -144,6 +144,9 @@ class ModelSettings(Section):
     exclude_tools_when_tool_choice_none: bool = Field(
         default=False, description="As the server's --exclude-tools-when-tool-choice-none."
     )
+    mm_processor_kwargs: dict[str, Any] = Field(
+        default_factory=dict, description="As the server's --mm-processor-kwargs."
+    )
     render_url: str | None = Field(
         default=None, description="Base URL of a `vllm launch render` beside the backends, which then counts."
     )
@@ -171,6 +174,9 @@ class CountingSettings(Section):
         default=64 << 20, ge=0, description="Memory of a tokenizer for text segments it has seen; 0 switches it off."
     )
     backend_timeout_s: Seconds = Field(default=5.0, description="Longest wait for a backend's /tokenize.")
+    fetch_media: Literal["never", "public", "any"] = Field(
+        default="never", description="Which remote images are looked at for their size; others the backend counts."
+    )
     distrust_after: int = Field(default=2, ge=1, description="Wrong local counts before the backend counts instead.")
 
 

@@ -155,6 +155,8 @@ def _webp(data: Bytes, start: bytes) -> ImageSize:
         elif name == b"XMP ":
             xmp = data.read(at + 8, min(length, _MOST_METADATA_BYTES))
         at += 8 + length + length % 2
+    if start[20] & 8 and exif is None:
+        raise UnknownMedia("a WebP image without the EXIF that it announces")
     return _turned(width, height, exif, xmp)
 
 

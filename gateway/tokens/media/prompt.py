@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal, TypeVar
 
-from gateway.tokens.media.data_urls import Bytes, data_url_bytes
+from gateway.tokens.media.data_urls import data_url_bytes
 from gateway.tokens.media.errors import UnknownMedia
 from gateway.tokens.media.family import Family, Rule
 from gateway.tokens.media.headers import image_size
@@ -45,15 +45,9 @@ def with_stand_ins(messages: Sequence[Any], family: Family) -> list[Any]:
     return [_with_stand_ins(message, family, numbers) for message in messages]
 
 
-def measured(items: Sequence[Item], fetched: Mapping[str, Bytes]) -> list[ImageSize | AudioSize]:
-    """The size of each item. ``fetched``: the first bytes of what other URLs hold. Raises ``UnknownMedia``."""
-    sizes: list[ImageSize | AudioSize] = []
-    for item in items:
-        data = data_url_bytes(item.url) or fetched.get(item.url)
-        if data is None:
-            raise UnknownMedia("an item at a remote address")
-        sizes.append(image_size(data) if item.modality == "image" else audio_size(data))
-    return sizes
+def measured(items: Sequence[Item], remote: Mapping[str, ImageSize | AudioSize]) -> list[ImageSize | AudioSize]:
+    """The size of each item. ``remote``: of those at other addresses than data URLs. Raises ``UnknownMedia``."""
+    return [_measured(item, remote) for item in items]
 
 
 def expanded(text: str, sizes: Sequence[ImageSize | AudioSize], family: Family) -> tuple[str, int]:
@@ -64,6 +58,15 @@ def expanded(text: str, sizes: Sequence[ImageSize | AudioSize], family: Family) 
     text, image_tokens = _expanded(text, [size for size in sizes if isinstance(size, ImageSize)], family.image)
     text, audio_tokens = _expanded(text, [size for size in sizes if isinstance(size, AudioSize)], family.audio)
     return text, image_tokens + audio_tokens
+
+
+def _measured(item: Item, remote: Mapping[str, ImageSize | AudioSize]) -> ImageSize | AudioSize:
+    data = data_url_bytes(item.url)
+    if data is not None:
+        return image_size(data) if item.modality == "image" else audio_size(data)
+    if item.url not in remote:
+        raise UnknownMedia("an item at a remote address")
+    return remote[item.url]
 
 
 def _expanded(text: str, sizes: Sequence[_Size], rule: Rule[_Size] | None) -> tuple[str, int]:
