@@ -218,7 +218,8 @@ def _print_lists(options: argparse.Namespace) -> None:
     if options.list_models:
         from gateway.planner.catalogue import entries
 
-        print("\n".join(entries()))
+        for name, entry in entries().items():
+            print(f"{name:<60} {entry.source or 'unchecked'}")
 
 
 def _tokens(text: str) -> int:

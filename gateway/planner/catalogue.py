@@ -13,13 +13,17 @@ from typing import Any
 
 @dataclass(frozen=True, slots=True)
 class Entry:
-    """One model: its trimmed config, and its exact parameter count where a source states it."""
+    """One model: its trimmed config, and its exact parameter count where a source states it.
+
+    ``source`` names what the config was held against; empty where nothing was found to hold it against.
+    """
 
     name: str
     config: Mapping[str, Any]
     parameters: int | None
     vision_parameters: int | None
     quantization: Mapping[str, Any] | None
+    source: str = ""
 
     def as_config(self) -> dict[str, Any]:
         """The config in the shape of a config.json."""
@@ -42,6 +46,7 @@ def entries() -> dict[str, Entry]:
             item.get("parameters"),
             item.get("vision_parameters"),
             item.get("quantization"),
+            str(item.get("source", "")),
         )
         for name, item in raw.items()
     }

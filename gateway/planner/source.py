@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import json
 from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -26,6 +27,11 @@ def load_subject(model: str, *, offline: bool = False) -> Subject:
     entry = catalogue.find(model)
     if entry is not None:
         geometry = read_geometry(entry.as_config(), model if "/" in model else entry.name)
+        if not entry.source:
+            unsure = (
+                "The catalogue's geometry of this model was held against no source: give its config.json to be sure."
+            )
+            geometry = replace(geometry, notes=(*geometry.notes, unsure))
         return Subject(
             geometry,
             parameters=entry.parameters,
@@ -45,8 +51,6 @@ def with_draft(subject: Subject, speculation: Speculation | None, *, offline: bo
     """``subject`` with the geometry of the draft model a speculation names."""
     if speculation is None or not speculation.draft or speculation.method.startswith("eagle"):
         return subject
-    from dataclasses import replace
-
     return replace(subject, draft=load_subject(speculation.draft, offline=offline).geometry)
 
 

@@ -34,7 +34,10 @@ def server_of(record: dict[str, Any], folder: Path, port: int) -> VllmServer:
     flags += ["--kv-cache-memory-bytes", str(KV_BYTES)]
     for name, value in record["flags"].items():
         flags += [f"--{name}", str(value)]
-    return VllmServer(name=f"plan-{record['name']}", model=folder, port=port, served_model_name="m", flags=flags)
+    # Whole GiB from the environment would win over the flag.
+    server = VllmServer(name=f"plan-{record['name']}", model=folder, port=port, served_model_name="m", flags=flags)
+    server.environment["VLLM_CPU_KVCACHE_SPACE"] = ""
+    return server
 
 
 def exported(server: VllmServer) -> dict[str, float]:

@@ -14,6 +14,7 @@ from gateway.planner.geometry import ModelGeometry, derived_max_len, read_geomet
 from gateway.planner.hardware import backend_flag, kv_support, pitfalls
 from gateway.planner.layers import LayerKind
 from gateway.planner.parameters import count_parameters
+from gateway.planner.source import load_subject
 from gateway.planner.speculation import parse_speculation
 from gateway.planner.versions import batch_defaults, behaviour_of, parse_version
 from gateway.planner.weights import quant_of, unquantised_parts, weights_of
@@ -405,3 +406,23 @@ def test_an_unknown_capability_is_not_checked_but_said() -> None:
     support = kv_support(Card("x", 24.0, "unknown", 0), _catalogue("Qwen/Qwen3-8B"), "fp8", behaviour_of(None))
     assert support.runs
     assert not support.known
+
+
+def test_every_catalogue_entry_says_what_it_was_held_against() -> None:
+    unchecked = [name for name, entry in entries().items() if not entry.source]
+    assert len(unchecked) <= 4
+    assert load_subject("google/gemma-3-12b-it").geometry.notes[-1].startswith("The catalogue's geometry")
+    assert not any("held against" in note for note in load_subject("Qwen/Qwen3-8B").geometry.notes)
+
+
+def test_every_card_says_where_its_figures_come_from() -> None:
+    cards = table()
+    assert len(cards) >= 40
+    assert sum(card.seen for card in cards) >= 20
+    assert sum(bool(card.checked) for card in cards) >= 60
+    assert all(card.memory_gib > 0 and card.bandwidth_gbps > 0 and card.capability for card in cards)
+
+
+def test_unified_memory_gets_the_defaults_of_small_cards() -> None:
+    assert batch_defaults(behaviour_of("0.32.0"), 121.7, "GB10", 8192, unified=True).batched_tokens == 2048
+    assert find_card("DGX Spark").unified

@@ -1,0 +1,39 @@
+"""The plan against a real vLLM started here: tokens, blocks and concurrency equal, and its own log read by the doctor."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pytest
+from record_vllm_cpu import BATCHED_TOKENS, KV_BYTES, RECORDS, WINDOW_TOKENS, free_port, record
+
+from gateway.planner.cards import Card
+from gateway.planner.diagnosis import diagnose, facts
+from gateway.planner.figures import GIB
+from gateway.planner.geometry import read_geometry
+from gateway.planner.plan import Subject, Wish, make_plan
+from gateway.planner.startup_log import read_startup
+from gateway.planner.versions import behaviour_of
+
+ALL = {one["name"]: one for one in map(json.loads, RECORDS.read_text().splitlines())}
+CPU = Card("CPU", 16.0, "cpu", 0)
+
+
+@pytest.mark.vllm
+@pytest.mark.timeout(420)
+@pytest.mark.parametrize("name", ["interleaved", "hybrid-gdn"])
+def test_the_plan_equals_a_server_started_now(name: str) -> None:
+    seen, log = record(name, list(ALL.values()), free_port())
+    wish = Wish(context=WINDOW_TOKENS, batched_tokens=BATCHED_TOKENS, kv_memory_gib=KV_BYTES / GIB)
+    config: dict[str, Any] = ALL[name]["config"]
+    plan = make_plan(Subject(read_geometry(config)), CPU, wish, behaviour_of("0.32.0"), compare=False)
+    assert int(plan.size_tokens.value) == seen["kv_cache_size_tokens"]
+    assert int(plan.num_blocks.value) == seen["num_gpu_blocks"]
+    assert plan.max_concurrency.value == pytest.approx(seen["kv_cache_max_concurrency"], rel=1e-9)
+    assert seen == ALL[name]["seen"], "the record is not what this vLLM exports: run tests/planner/record_vllm_cpu.py"
+    read = facts(read_startup(log))
+    assert read["kv_cache_size_tokens"] == seen["kv_cache_size_tokens"]
+    assert read["max_model_len"] == WINDOW_TOKENS
+    assert read["started"]
+    assert {finding.severity for finding in diagnose(read_startup(log))} <= {"info", "warning"}
