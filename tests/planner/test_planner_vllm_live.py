@@ -1,4 +1,4 @@
-"""The plan against a real vLLM started here: tokens, blocks and concurrency equal, and its own log read by the doctor."""
+"""The plan against a real vLLM started here: tokens, blocks and concurrency equal, its log read by the doctor."""
 
 from __future__ import annotations
 
