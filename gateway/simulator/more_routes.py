@@ -20,6 +20,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from gateway.simulator.answers import Answer
+from gateway.simulator.conversions import chat_of_messages, chat_of_responses
 from gateway.simulator.errors import ApiError, schema_error
 from gateway.simulator.faults import Fault
 from gateway.simulator.openai_routes import chat_job, collect, completion_prompts, event_stream
@@ -99,17 +100,11 @@ async def embeddings(service: Service, request: Request, fault: Fault | None) ->
 async def responses(service: Service, request: Request, fault: Fault | None) -> Response:
     """POST /v1/responses, not stored. Raises ``ApiError``."""
     document = await read_json(request, service.version)
-    kept = ("model", "ignore_eos", "chat_template_kwargs")
-    chat: dict[str, Any] = {
-        **{key: document[key] for key in kept if key in document},
-        "messages": _messages_of_input(document),
-        "tools": [_chat_tool(tool) for tool in document.get("tools") or () if tool.get("type") == "function"] or None,
-        "request_id": uuid.uuid4().hex,
-    }
+    chat: dict[str, Any] = {**chat_of_responses(document), "request_id": uuid.uuid4().hex}
     asked = service.integer(document, "max_output_tokens")
     model = service.model_of(document)
     ids, text = service.chat_ids(chat)
-    if document.get("truncation") == "auto":
+    if document.get("truncation", "disabled") != "disabled":
         chat["truncate_prompt_tokens"] = -1
     ids, budget = service.fit("responses", ids, chat, asked=asked, field="max_output_tokens", text=text)
     wishes = service.wishes(chat, budget, given=asked is not None)
@@ -127,36 +122,6 @@ async def responses(service: Service, request: Request, fault: Fault | None) -> 
     tally = await until_gone(request, collect(service, job))
     usage = _response_usage(job, sum(tally.said), tally.cached_tokens)
     return json_response(_response(job, document, job.answers[0].text, usage))
-
-
-def _messages_of_input(document: Mapping[str, Any]) -> list[dict[str, Any]]:
-    """``instructions`` and ``input`` as chat messages. Raises ``ApiError``."""
-    given, messages = document.get("input"), []
-    if document.get("instructions"):
-        messages.append({"role": "system", "content": document["instructions"]})
-    if isinstance(given, str):
-        return [*messages, {"role": "user", "content": given}]
-    if not isinstance(given, list) or not all(isinstance(item, dict) for item in given):
-        raise ApiError("input must be a string or a list of items", kind="invalid_request_error", param="input")
-    for item in given:
-        kind = item.get("type", "message")
-        if kind == "message":
-            messages.append({"role": item.get("role", "user"), "content": item.get("content")})
-        elif kind == "function_call":
-            function = {"name": item.get("name"), "arguments": item.get("arguments")}
-            call = {"id": item.get("call_id"), "type": "function", "function": function}
-            messages.append({"role": "assistant", "content": None, "tool_calls": [call]})
-        elif kind == "function_call_output":
-            output = item.get("output")
-            text = output if isinstance(output, str) else json.dumps(output)
-            messages.append({"role": "tool", "tool_call_id": item.get("call_id"), "content": text})
-        elif kind != "reasoning":
-            raise ApiError(f"input item of type {kind!r} is not supported", kind="invalid_request_error", param="input")
-    return messages
-
-
-def _chat_tool(tool: Mapping[str, Any]) -> dict[str, Any]:
-    return {"type": "function", "function": {key: value for key, value in tool.items() if key != "type"}}
 
 
 def _response_usage(job: Job, said: int, cached: int) -> dict[str, Any]:
@@ -245,7 +210,7 @@ async def messages(service: Service, request: Request, fault: Fault | None) -> R
     if budget is None or budget < 1:
         text = "Field required" if budget is None else "max_tokens must be positive"
         raise schema_error(service.version, "missing", ("body", "max_tokens"), text, {})
-    chat = {**_chat_of_messages(document), "max_completion_tokens": budget, "max_tokens": budget}
+    chat = {**_chat_of_messages(service, document), "max_completion_tokens": budget, "max_tokens": budget}
     job = await chat_job(service, request, {**chat, "request_id": uuid.uuid4().hex})
     if document.get("stream"):
         return event_stream(_message_events(service, job), fault)
@@ -272,78 +237,15 @@ async def count_tokens(service: Service, request: Request, fault: Fault | None) 
     """POST /v1/messages/count_tokens; unlike /tokenize it applies the window. Raises ``ApiError``."""
     document = await read_json(request, service.version)
     service.model_of(document)
-    chat = _chat_of_messages(document)
+    chat = _chat_of_messages(service, document)
     ids, text = service.chat_ids(chat)
     if len(ids) > service.options.max_model_len:
         service.fit("messages", ids, chat, asked=None, text=text)
     return json_response({"input_tokens": len(ids), "context_management": {"original_input_tokens": len(ids)}})
 
 
-def _chat_of_messages(document: Mapping[str, Any]) -> dict[str, Any]:
-    """An Anthropic request as a chat request: system merged, tool results as tool messages."""
-    chat: list[dict[str, Any]] = []
-    system = document.get("system")
-    if system:
-        chat.append({"role": "system", "content": system if isinstance(system, str) else _joined(system)})
-    if not isinstance(document.get("messages"), list):
-        raise ApiError("messages must be a list", kind="Bad Request", param="body.messages")
-    for message in document["messages"]:
-        content = message.get("content")
-        if isinstance(content, str):
-            chat.append({"role": message.get("role"), "content": content})
-            continue
-        chat.extend(_blocks(str(message.get("role")), content or []))
-    tools = [
-        {
-            "type": "function",
-            "function": {
-                "name": tool.get("name"),
-                "description": tool.get("description"),
-                "parameters": tool.get("input_schema"),
-            },
-        }
-        for tool in document.get("tools") or ()
-    ]
-    choice: Any = (document.get("tool_choice") or {}).get("type")
-    named = {"type": "function", "function": {"name": (document.get("tool_choice") or {}).get("name")}}
-    kept = ("model", "ignore_eos", "min_tokens", "chat_template_kwargs", "truncate_prompt_tokens")
-    return {
-        **{key: document[key] for key in kept if key in document},
-        "messages": chat,
-        "tools": tools or None,
-        "tool_choice": {"any": "required", "tool": named}.get(choice),
-        "stop": document.get("stop_sequences"),
-        **({"reasoning_effort": "none"} if (document.get("thinking") or {}).get("type") == "disabled" else {}),
-    }
-
-
-def _joined(blocks: list[dict[str, Any]]) -> str:
-    return "".join(str(block.get("text", "")) for block in blocks)
-
-
-def _blocks(role: str, blocks: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    results, parts, calls, thoughts = [], [], [], []
-    for block in blocks:
-        kind = block.get("type")
-        if kind == "text":
-            parts.append({"type": "text", "text": block.get("text", "")})
-        elif kind == "tool_result":
-            content = block.get("content")
-            text = content if isinstance(content, str) else _joined(content or [])
-            results.append({"role": "tool", "tool_call_id": block.get("tool_use_id"), "content": text})
-        elif kind == "tool_use":
-            function = {"name": block.get("name"), "arguments": json.dumps(block.get("input") or {})}
-            calls.append({"id": block.get("id"), "type": "function", "function": function})
-        elif kind == "thinking":
-            thoughts.append(str(block.get("thinking", "")))
-        else:
-            raise ApiError(f"content blocks of type {kind!r} are not supported by this model")
-    message: dict[str, Any] = {"role": role, "content": parts or None}
-    if calls:
-        message["tool_calls"] = calls
-    if thoughts:
-        message["reasoning"] = "".join(thoughts)
-    return [*results, message] if parts or calls or thoughts else results
+def _chat_of_messages(service: Service, document: Mapping[str, Any]) -> dict[str, Any]:
+    return chat_of_messages(document, system_first=service.renderer.wants_system_first)
 
 
 def _stop_reason(answer: Answer) -> str:

@@ -58,6 +58,20 @@ class Renderer:
         token = self._special.get("eos_token")
         return None if token is None else self.added.get(token, self.vocabulary.get(token))
 
+    @functools.cached_property
+    def wants_system_first(self) -> bool:
+        """Whether a template fails on a system message in the middle, tried as bare as vLLM's /v1/messages tries it."""
+        import jinja2
+
+        environment = jinja2.Environment(trim_blocks=True, lstrip_blocks=True, extensions=["jinja2.ext.loopcontrols"])
+        messages = [{"role": role, "content": "t"} for role in ("system", "user", "system", "user")]
+        try:
+            for source in self._templates.values():
+                environment.from_string(source).render(messages=messages, add_generation_prompt=False)
+        except jinja2.TemplateError:
+            return True
+        return not self._templates
+
     def encode(self, text: str, *, add_special_tokens: bool) -> list[int]:
         """Token ids. Raises ``ApiError`` for text that is no Unicode (a lone surrogate)."""
         try:
