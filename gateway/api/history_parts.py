@@ -53,7 +53,8 @@ def _take(part: Any, path: Path, found: Content) -> None:
     if isinstance(part, str):
         found.texts.append(Text(path, part))
         return
-    kind = part.get("type") if isinstance(part, Mapping) else None
+    named = part.get("type") if isinstance(part, Mapping) else None
+    kind = named if isinstance(named, str) else None
     if kind in _TEXT_TYPES and isinstance(part.get("text"), str):
         found.texts.append(Text((*path, "text"), part["text"]))
     elif kind in _MEDIA_TYPES or (kind is None and isinstance(part, Mapping) and "image_url" in part):

@@ -84,7 +84,7 @@ def test_old_tool_results_go_first_and_only_their_middle() -> None:
     (edit,) = trimmed(full, 500, replace(RULES, low_water_ratio=0.95)).edits
     assert isinstance(edit, Shorten) and edit.item == 2
     said = edit.text.split()
-    assert said[0] == "tool0" and said[-1] == "tool299"
+    assert said[0] == "tool0-0" and said[-1] == "tool0-299"
     assert "tokens removed by the gateway" in edit.text
     assert measure(edit.text) <= RULES.tool_result_tokens
 
