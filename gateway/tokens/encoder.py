@@ -11,17 +11,20 @@ import random
 from collections.abc import Sequence
 from typing import Any, Protocol
 
+from gateway.tokens.edges import Edges, edges_of
 from gateway.tokens.errors import CannotCount
 
 
 class Encoder(Protocol):
     """Counts tokens of a text. Safe to call from several threads.
 
-    ``name`` says who does the work; ``is_fast``: 20 kB take far less than a millisecond.
+    ``name`` says who does the work; ``is_fast``: 20 kB take far less than a millisecond; ``edges``: where texts can be
+    cut.
     """
 
     name: str
     is_fast: bool
+    edges: Edges | None
 
     def count(self, text: str, add_special_tokens: bool) -> int:
         """Tokens of ``text``. Raises ``CannotCount`` for text that no tokenizer takes (lone surrogates)."""
@@ -42,6 +45,7 @@ class FastEncoder:
     def __init__(self, tokenizer_json: str, cache_bytes: int) -> None:
         import fastokens
 
+        self.edges: Edges | None = None
         self._tokenizer = fastokens.Tokenizer.from_json_str(tokenizer_json)
         self._tokenizer.no_truncation()
         self._tokenizer.no_padding()
@@ -53,6 +57,10 @@ class FastEncoder:
             return len(self._tokenizer.encode(text, add_special_tokens=add_special_tokens))
         except UnicodeEncodeError as error:
             raise CannotCount(f"the text is not valid Unicode: {error.reason}", refused=True) from None
+
+    def count_ordinary(self, text: str) -> int:
+        """Tokens of a text in which no special token is recognised."""
+        return len(self._tokenizer.encode_ordinary(text))
 
     def ids(self, text: str, add_special_tokens: bool) -> list[int]:
         """Token ids of ``text``."""
@@ -70,6 +78,7 @@ class ReferenceEncoder:
     is_fast = False
 
     def __init__(self, tokenizer: Any) -> None:
+        self.edges: Edges | None = None
         self._tokenizer = tokenizer
         # Of the Rust tokenizers' methods only the batch ones release the GIL; the Python ones never do.
         self._backend = getattr(tokenizer, "backend_tokenizer", None) if tokenizer.is_fast else None
@@ -100,10 +109,21 @@ def best_encoder(tokenizer: Any, cache_bytes: int) -> tuple[Encoder, str]:
     reference = ReferenceEncoder(tokenizer)
     if not tokenizer.is_fast:
         return reference, "it has no tokenizer.json"
-    special = [str(token) for token in tokenizer.added_tokens_encoder][:400]
+    texts = corpus([str(token) for token in tokenizer.added_tokens_encoder][:400])
+    tokenizer_json = tokenizer.backend_tokenizer.to_str()
+    encoder, note = _faster(reference, tokenizer_json, texts, cache_bytes)
     try:
-        fast = FastEncoder(tokenizer.backend_tokenizer.to_str(), cache_bytes)
-        texts = corpus(special)
+        encoder.edges = edges_of(tokenizer_json, lambda text: encoder.count(text, False), texts)
+    except (LookupError, TypeError, ValueError):  # not laid out as tokenizer files are: then texts are not cut
+        encoder.edges = None
+    return encoder, note
+
+
+def _faster(
+    reference: ReferenceEncoder, tokenizer_json: str, texts: list[str], cache_bytes: int
+) -> tuple[FastEncoder | ReferenceEncoder, str]:
+    try:
+        fast = FastEncoder(tokenizer_json, cache_bytes)
         for text in texts:
             for add_special_tokens in (False, True):
                 ours, theirs = fast.ids(text, add_special_tokens), reference.ids(text, add_special_tokens)

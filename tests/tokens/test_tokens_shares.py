@@ -101,6 +101,7 @@ def test_the_service_gives_shares_once_the_tokenizer_is_there(model_folder: Path
         served, ask = ServedModel("m", str(model_folder)), chat_ask(agent(3), tools=TOOLS)
         try:
             assert await counter.message_tokens(ask, served) is None
+            await counter.warm(served)
             count = await counter.count(ask, served)
             found = await counter.message_tokens(ask, served)
             assert found is not None

@@ -1,0 +1,262 @@
+"""Counts conversations that grow: what was counted in an earlier request is not rendered and encoded again.
+
+For the conversations seen last, the messages of the newest request are kept with their normalised form, what the
+template's loop depended on (``session.Marks``) and the tokens up to each message where the text may be cut there
+(``edges``). The next request's messages are compared with them, by identity or byte for byte; what is equal is not
+normalised again, and the template starts rendering at the first message whose text may be another than before.
+"""
+
+from __future__ import annotations
+
+import json
+import operator
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import orjson
+
+from gateway.tokens.chain import Chain, Entry
+from gateway.tokens.edges import Edges
+from gateway.tokens.encoder import Encoder
+from gateway.tokens.errors import CannotCount
+from gateway.tokens.lru import Lru
+from gateway.tokens.messages import ContentFormat, Message, conversation
+from gateway.tokens.session import Marks, Session
+from gateway.tokens.template import ChatTemplate
+
+# Conversations that begin alike (the same system prompt and first question) and were told apart later.
+_BRANCHES = 4
+_MOST_TOOL_SETS = 64
+# Of a message: its bytes, its texts here and in normalised form.
+_BYTES_PER_BYTE = 3
+_BYTES_PER_MESSAGE = 1500
+
+
+@dataclass(frozen=True, slots=True)
+class Chat:
+    """A chat that is ready to be normalised and rendered: all that vLLM decides before is decided."""
+
+    template: ChatTemplate
+    content_format: ContentFormat
+    messages: Sequence[Any]
+    tools: list[dict[str, Any]] | None
+    variables: Mapping[str, Any]
+
+
+@dataclass(frozen=True, slots=True)
+class Counted:
+    """Tokens of a prompt and its chain (see ``Count.chain``)."""
+
+    tokens: int
+    chain: tuple[Entry, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class _Cut:
+    """A clean cut: what was counted up to it. ``by_end``: clean by what stands before it, whatever comes after."""
+
+    chain: Chain
+    chars: int
+    by_end: bool
+
+
+@dataclass(frozen=True, slots=True)
+class _Known:
+    """The newest request of one conversation. ``cuts[i]`` is the cut before message i, ``None`` if it is not clean."""
+
+    sent: Sequence[Any]
+    raw: Sequence[bytes]
+    messages: list[Message]
+    marks: Marks
+    cuts: Sequence[_Cut | None]
+
+
+_Key = tuple[ChatTemplate, int, bytes, bytes]
+
+
+@dataclass(frozen=True, slots=True)
+class Found:
+    """What is known of a chat. ``same``: its first messages that are known; ``new_bytes``: the JSON of the others."""
+
+    chat: Chat
+    key: _Key
+    raw: list[bytes]
+    known: _Known | None
+    same: int
+    new_bytes: int
+
+
+@dataclass(frozen=True, slots=True)
+class Rendered:
+    """A chat rendered but not yet encoded."""
+
+    found: Found
+    messages: list[Message]
+    session: Session
+
+
+class Conversations:
+    """What is kept of the conversations that were counted last, within ``limit_bytes`` (about). For several threads."""
+
+    def __init__(self, encoder: Encoder, edges: Edges, special_tokens: Mapping[str, Any], limit_bytes: int) -> None:
+        self._encoder = encoder
+        self._edges = edges
+        self._special_tokens = special_tokens
+        self._known: Lru[_Key, tuple[_Known, ...]] = Lru(limit_bytes)
+        self._tools: dict[bytes, list[dict[str, Any]]] = {}
+
+    @property
+    def kept_bytes(self) -> int:
+        """Memory taken, about."""
+        return self._known.weight
+
+    def find(self, chat: Chat) -> Found | None:
+        """Look ``chat`` up. ``None`` if it cannot be compared with others: it must be rendered whole."""
+        if chat.template.plan is None or not chat.messages:
+            return None
+        try:
+            tools = self._lasting(chat)
+            raw = [_raw(message) for message in chat.messages[:2]]
+            key = (chat.template, id(tools), raw[0], raw[-1])
+            chat = Chat(chat.template, chat.content_format, chat.messages, tools, chat.variables)
+            best, same = None, 0
+            for known in self._known.get(key) or ():
+                equal = _equal(chat.messages, raw, known)
+                if equal > same:
+                    best, same = known, equal
+            if best is not None:
+                raw[:same] = best.raw[:same]
+            raw.extend(map(_raw, chat.messages[len(raw) :]))
+        except (TypeError, ValueError, RecursionError):  # lone surrogates, huge integers
+            return None
+        return Found(chat, key, raw, best, same, sum(map(len, raw[same:])))
+
+    def render(self, found: Found) -> Rendered | None:
+        """Normalise and render what is new. ``None`` if the chat must be rendered whole. Raises ``CannotCount``."""
+        chat, known = found.chat, found.known
+        messages = list(known.messages[: found.same]) if known is not None else []
+        new = chat.messages[found.same :]
+        if new:
+            messages += conversation(new, chat.content_format)
+        restarts = [cut is not None for cut in known.cuts] if known is not None else []
+        session = self._resume(chat, messages, known.marks if known is not None else None, restarts)
+        if session is None:
+            return None
+        if known is not None and session.start and not self._is_clean_again(known, session):
+            session = self._resume(chat, messages, None, ())
+        return Rendered(found, messages, session) if session is not None else None
+
+    def count(self, rendered: Rendered, most_chars: int) -> Counted:
+        """Encode what is new, and keep all for the next request. Raises ``CannotCount``."""
+        session, known = rendered.session, rendered.found.known
+        if not session.entered:
+            return whole("".join(session.pieces), self._encoder, most_chars)
+        start = session.start
+        at, pieces = session.at, session.pieces
+        texts = ["".join(pieces[one:next]) for one, next in zip(at, [*at[1:], len(pieces)], strict=True)]
+        cuts: list[_Cut | None] = []
+        chain, chars = Chain(), 0
+        if start and known is not None:
+            cuts += known.cuts[: start + 1]
+            cut = known.cuts[start]
+            assert cut is not None
+            chain, chars = cut.chain, cut.chars
+        else:
+            texts.insert(0, session.marks.before)
+        following = _following(texts)
+        pending = ""
+        for place, text in enumerate(texts):
+            pending += text
+            if len(pending) + chars > most_chars:
+                raise CannotCount(f"more than {most_chars} characters are too many to count", refused=True)
+            by_end = self._edges.end_clean(pending) if pending else not chars
+            is_last = place == len(texts) - 1
+            if not (is_last or by_end or self._edges.start_clean(following[place])):
+                cuts.append(None)
+                continue
+            if pending:
+                chain = chain.then(pending, self._encoder.count(pending, False))
+                chars += len(pending)
+                pending = ""
+            if not is_last:
+                cuts.append(_Cut(chain, chars, by_end))
+        self._keep(rendered, cuts)
+        return Counted(chain.tokens, chain.entries)
+
+    def _resume(
+        self, chat: Chat, messages: list[Message], marks: Marks | None, restarts: Sequence[bool]
+    ) -> Session | None:
+        return chat.template.resume(messages, chat.tools, chat.variables, self._special_tokens, marks, restarts)
+
+    def _is_clean_again(self, known: _Known, session: Session) -> bool:
+        cut = known.cuts[session.start]
+        if cut is None or cut.by_end:
+            return cut is not None
+        text = next((piece for piece in session.pieces[session.at[0] :] if piece), "")
+        return self._edges.start_clean(text)
+
+    def _keep(self, rendered: Rendered, cuts: list[_Cut | None]) -> None:
+        found = rendered.found
+        new = _Known(list(found.chat.messages), found.raw, rendered.messages, rendered.session.marks, cuts)
+        others = [each for each in self._known.get(found.key) or () if each is not found.known]
+        if found.known is not None and found.same < min(len(found.known.sent), len(new.sent)):
+            others.insert(0, found.known)  # it went another way: it may go on, too
+        branches = (new, *others[: _BRANCHES - 1])
+        weight = sum(
+            _BYTES_PER_BYTE * sum(map(len, each.raw)) + _BYTES_PER_MESSAGE * len(each.raw) for each in branches
+        )
+        self._known.put(found.key, branches, weight)
+
+    def _lasting(self, chat: Chat) -> list[dict[str, Any]] | None:
+        """The tools, as the object that stood for them before."""
+        if chat.tools is None:
+            return None
+        raw = _raw(chat.tools)
+        known = self._tools.get(raw)
+        if known is None:
+            if len(self._tools) >= _MOST_TOOL_SETS:
+                self._tools = {}
+            known = self._tools[raw] = chat.tools
+            chat.template.keep_printed(known)
+        return known
+
+
+def whole(text: str, encoder: Encoder, most_chars: int, add_special_tokens: bool = False) -> Counted:
+    """Count a text of which nothing is known. Raises ``CannotCount``."""
+    if len(text) > most_chars:
+        raise CannotCount(f"{len(text)} characters are too many to count", refused=True)
+    tokens = encoder.count(text, add_special_tokens)
+    return Counted(tokens, Chain().then(text, tokens).entries)
+
+
+def _following(texts: list[str]) -> list[str]:
+    """For each text the next one that is not empty."""
+    following, after = [""] * len(texts), ""
+    for place in range(len(texts) - 1, -1, -1):
+        following[place] = after
+        after = texts[place] or after
+    return following
+
+
+def _raw(value: Any) -> bytes:
+    """``value`` as JSON, byte for byte equal only for equal values. Raises ``TypeError`` or ``ValueError``."""
+    raw: bytes = orjson.dumps(value)
+    if b"null" in raw:  # which stands for NaN as well
+        return json.dumps(value, ensure_ascii=False).encode()
+    return raw
+
+
+def _equal(messages: Sequence[Any], raw: list[bytes], known: _Known) -> int:
+    """How many first messages are known. Messages that were compared by their bytes add these to ``raw``."""
+    length = min(len(messages), len(known.sent))
+    if all(map(operator.is_, messages, known.sent)):
+        return length
+    for place in range(length):
+        if messages[place] is known.sent[place]:
+            continue
+        while len(raw) <= place:
+            raw.append(_raw(messages[len(raw)]))
+        if raw[place] != known.raw[place]:
+            return place
+    return length
