@@ -80,6 +80,11 @@ def table() -> tuple[Card, ...]:
 
 def find_card(name: str) -> Card:
     """The card of that name, written as people and drivers write it. Raises UnknownCard with near names."""
+    several = re.fullmatch(r"\s*(\d+)\s*[x*]\s*(\D.*|\d{3,}.*)", name, re.IGNORECASE)
+    if several:
+        raise UnknownCard(
+            f"--gpu names one card: for {several[1]} of them add --tp {several[1]} to --gpu {several[2]!r}."
+        )
     wanted = _key(name)
     known: dict[str, Card] = {}
     for card in table():

@@ -58,14 +58,33 @@ def find(name: str) -> Entry | None:
     if name in known:
         return known[name]
     wanted = _key(name)
-    for key, entry in known.items():
-        if wanted in (_key(key), _key(key.split("/")[-1])):
+    for spelling in dict.fromkeys((wanted, _bare(wanted), _bare(wanted.split("/")[-1]))):
+        for key, entry in known.items():
+            if spelling in (_key(key), _key(key.split("/")[-1])):
+                return entry
+    return None
+
+
+def find_relative(name: str) -> Entry | None:
+    """The entry of the same family and size by its name: instruct, thinking, dated and base models share one geometry."""
+    plain = _untuned(_bare(_key(name).split("/")[-1]))
+    for key, entry in entries().items():
+        if plain == _untuned(_bare(_key(key.split("/")[-1]))):
             return entry
+    return None
+
+
+def _bare(key: str) -> str:
+    """Without the quantisation a name ends in, nor the owner who only quantised."""
     stripped = re.sub(
-        r"-(awq|gptq.*|int4.*|int8.*|fp8.*|nvfp4|w4a16.*|w8a8|quantized\.\w+|bnb-4bit|4bit|gguf)$", "", wanted
+        r"-(awq|gptq.*|int4.*|int8.*|fp8.*|nvfp4|w4a16.*|w8a8|quantized\.\w+|bnb-4bit|4bit|gguf)$", "", key
     )
-    stripped = re.sub(r"^(unsloth|redhatai|neuralmagic|nvidia|quanttrio|cyankiwi|casperhansen)/", "", stripped)
-    return None if stripped == wanted else find(stripped)
+    return re.sub(r"^(unsloth|redhatai|neuralmagic|nvidia|quanttrio|cyankiwi|casperhansen)/", "", stripped)
+
+
+def _untuned(key: str) -> str:
+    """Without what tuning adds: instruct, chat and thinking models keep their base's geometry."""
+    return re.sub(r"-(instruct|it|chat|thinking|base|hf)(-\d{4})?(?=$)", "", re.sub(r"-\d{4}$", "", key))
 
 
 def suffix_quant(name: str) -> str | None:
@@ -82,4 +101,4 @@ def nearest(name: str, count: int = 3) -> list[str]:
 
 
 def _key(name: str) -> str:
-    return name.lower().replace("_", "-").replace("meta-llama-3", "llama-3")
+    return re.sub(r"[\s_]+", "-", name.strip().lower()).replace("meta-llama-3", "llama-3")

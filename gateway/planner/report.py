@@ -128,6 +128,9 @@ def as_text(plan: Plan, *, compose: bool = False, width: int = 100) -> str:
         lines += ["", "Mind", *(wrapped(note, width, "  - ", "    ") for note in notes)]
     command = serve_command(plan)
     lines += ["", "Command", shell_lines(command, width) if command else "  none: nothing fits with these flags"]
+    better = leaner(plan)
+    if better is not None and serve_command(better.plan):
+        lines += ["", "Or with those flags", shell_lines(serve_command(better.plan), width)]
     if compose and command:
         lines += ["", "Compose", *(f"  {line}" for line in compose_service(plan).splitlines())]
     return "\n".join(lines)

@@ -26,24 +26,38 @@ def load_subject(model: str, *, offline: bool = False) -> Subject:
         return Subject(read_geometry(read_config(path), path.parent.name or path.name))
     entry = catalogue.find(model)
     if entry is not None:
-        geometry = read_geometry(entry.as_config(), model if "/" in model else entry.name)
-        if not entry.source:
-            unsure = (
-                "The catalogue's geometry of this model was held against no source: give its config.json to be sure."
-            )
-            geometry = replace(geometry, notes=(*geometry.notes, unsure))
-        return Subject(
-            geometry,
-            parameters=entry.parameters,
-            vision_parameters=entry.vision_parameters,
-            quant_from_name=catalogue.suffix_quant(model),
-        )
+        return _from_catalogue(entry, model)
+    relative = catalogue.find_relative(model)
     if "/" in model and not offline:
-        return _from_hub(model)
+        try:
+            return _from_hub(model)
+        except ModelNotFound:
+            if relative is None:
+                raise
+    if relative is not None:
+        return _from_catalogue(
+            relative,
+            model,
+            f"Planned with the geometry of {relative.name}, which {model} should share by its name; its own window may "
+            "differ, as its config.json tells.",
+        )
     near = ", ".join(catalogue.nearest(model))
     raise ModelNotFound(
         f"{model!r} is no file or folder here and not in the catalogue{f' (near: {near})' if near else ''}. "
         "Give a config.json, a model folder, or owner/name of a hub model while online."
+    )
+
+
+def _from_catalogue(entry: catalogue.Entry, model: str, *notes: str) -> Subject:
+    geometry = read_geometry(entry.as_config(), model if "/" in model else entry.name)
+    if not entry.source:
+        unsure = "The catalogue's geometry of this model was held against no source: give its config.json to be sure."
+        notes = (*notes, unsure)
+    return Subject(
+        replace(geometry, notes=(*geometry.notes, *notes)),
+        parameters=entry.parameters,
+        vision_parameters=entry.vision_parameters,
+        quant_from_name=catalogue.suffix_quant(model),
     )
 
 

@@ -311,7 +311,7 @@ def test_the_page_keeps_to_the_terminal(ask: Any, monkeypatch: pytest.MonkeyPatc
 def test_a_command_over_several_lines_is_the_same_command(ask: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("COLUMNS", "60")
     words = ("Qwen/Qwen3.6-27B-AWQ", "--gpu", "RTX 5090", "--kv-dtype", "fp8", "--speculative", "mtp:3")
-    shown = ask(*words)[1].split("\nCommand\n")[1]
+    shown = ask(*words)[1].split("\nCommand\n")[1].split("\n\n")[0]
     assert shown.count("\\\n") >= 1
     done = subprocess.run(["sh", "-c", f"vllm() {{ printf '%s\\n' \"$@\"; }}\n{shown}"], capture_output=True, text=True)
     command = json.loads(ask(*words, "--json")[1])["command"]
@@ -359,3 +359,23 @@ def test_help_is_instant_and_a_plan_loads_no_model_library() -> None:
     )
     subprocess.run([sys.executable, "-c", code], check=True, capture_output=True, timeout=30)
     assert first < 2.0
+
+
+@pytest.mark.parametrize(
+    ("name", "shares"),
+    [
+        ("meta-llama/Llama-3.1-8B-Instruct", "meta-llama/Meta-Llama-3.1-8B"),
+        ("llama 3.1 8b instruct", "meta-llama/Meta-Llama-3.1-8B"),
+        ("Qwen/Qwen3-30B-A3B-Thinking-2507-FP8", "Qwen/Qwen3-30B-A3B"),
+    ],
+)
+def test_a_tuned_model_is_planned_by_its_base_and_says_so(ask: Any, name: str, shares: str) -> None:
+    status, out, _ = ask(name, "--gpu", "RTX 4090", "--context", "2048", "--json")
+    assert status in (0, 1)
+    assert any(f"geometry of {shares}" in warning for warning in json.loads(out)["warnings"])
+
+
+def test_several_cards_in_one_word_are_explained(ask: Any) -> None:
+    status, _, err = ask("Qwen/Qwen3-8B", "--gpu", "2x4090")
+    assert status == 2
+    assert "add --tp 2 to --gpu '4090'" in err
