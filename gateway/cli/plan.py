@@ -20,7 +20,7 @@ _EXAMPLES = """examples:
   kvgate plan Qwen/Qwen2.5-32B-Instruct-AWQ --gpu "RTX 4090" --context 16384
   kvgate plan ./my-model --vram 24 --kv-dtype fp8 --json
   kvgate plan --matrix --gpu "RTX 3090" --markdown
-exit status: 0 it fits, 1 it does not, 2 wrong usage or something is missing
+exit status: 0 window and concurrency fit, 1 they do not, 2 wrong usage or something is missing
 """
 
 
@@ -111,7 +111,7 @@ def _run(options: argparse.Namespace) -> int:
         print(json.dumps(report.as_json(plan), indent=2))
     else:
         print(report.as_text(plan, compose=options.compose, width=columns()))
-    return 0 if plan.fits else 1
+    return 0 if plan.fits and plan.holds_all else 1
 
 
 def _matrix(options: argparse.Namespace, card: Card) -> int:

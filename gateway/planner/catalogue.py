@@ -66,7 +66,7 @@ def find(name: str) -> Entry | None:
 
 
 def find_relative(name: str) -> Entry | None:
-    """The entry of the same family and size by its name: instruct, thinking, dated and base models share one geometry."""
+    """The entry of the same family and size by its name: instruct, thinking, dated and base share a geometry."""
     plain = _untuned(_bare(_key(name).split("/")[-1]))
     for key, entry in entries().items():
         if plain == _untuned(_bare(_key(key.split("/")[-1]))):

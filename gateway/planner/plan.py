@@ -122,6 +122,11 @@ class Plan:
     warnings: tuple[str, ...] = field(default_factory=tuple)
 
     @property
+    def holds_all(self) -> bool:
+        """Whether as many requests of the window as were asked for fit at once."""
+        return self.wish.concurrency is None or self.max_concurrency.value >= self.wish.concurrency
+
+    @property
     def partial(self) -> str:
         """Why this plan is only a part of the answer, in sentences; empty when it is whole."""
         geometry, drafter = self.subject.geometry, self.wish.speculation

@@ -23,6 +23,7 @@ def as_json(plan: Plan) -> dict[str, object]:
         "kv_cache_dtype": plan.wish.kv_dtype,
         "fits": plan.fits,
         "fits_for_certain": plan.fits and plan.certain,
+        "holds_concurrency": plan.holds_all,
         "limited_by": plan.limit,
         "partial": plan.partial or None,
         "weights_gib": plan.weights.per_gpu.as_json(),
@@ -190,6 +191,10 @@ def _budget_line(plan: Plan, each: str) -> str:
 
 def _verdict(plan: Plan) -> str:
     window = tokens_text(plan.window)
+    if plan.fits and not plan.holds_all:
+        held = f"{plan.max_concurrency.value:.2f} of the {plan.wish.concurrency} requests asked for"
+        most = int(plan.size_tokens.value // (plan.wish.concurrency or 1))
+        return f"Starts with a window of {window}, but holds only {held}; about {most:,} tokens for each would fit."
     if plan.fits and plan.certain:
         return f"Fits: a window of {window} starts. Limited by {plan.limit}."
     if plan.fits:

@@ -379,3 +379,12 @@ def test_several_cards_in_one_word_are_explained(ask: Any) -> None:
     status, _, err = ask("Qwen/Qwen3-8B", "--gpu", "2x4090")
     assert status == 2
     assert "add --tp 2 to --gpu '4090'" in err
+
+
+def test_a_concurrency_that_is_not_held_is_no_success(ask: Any) -> None:
+    words = ("Qwen/Qwen3-8B", "--gpu", "RTX 4090", "--context", "16384")
+    assert ask(*words)[0] == 0
+    status, out, _ = ask(*words, "--concurrency", "8")
+    assert status == 1
+    assert "of the 8 requests asked for" in " ".join(out.split())
+    assert json.loads(ask(*words, "--concurrency", "2", "--json")[1])["holds_concurrency"]
