@@ -50,7 +50,8 @@ def assert_trimmed(answer: httpx2.Response, backends: Backends) -> None:
     """It was answered, it fits, its count is right, and the client was told what it had sent."""
     assert answer.status_code == 200, answer.text
     usage = answer.json()["usage"]
-    sent = usage.get("prompt_tokens", usage.get("input_tokens"))
+    # Anthropic's input tokens are those that were in no cache.
+    sent = usage.get("prompt_tokens") or usage["input_tokens"] + (usage.get("cache_read_input_tokens") or 0)
     assert int(answer.headers["x-kvgate-prompt-tokens"]) == sent
     assert answer.headers["x-kvgate-count-kind"] == "exact"
     untrimmed = int(answer.headers["x-kvgate-untrimmed-prompt-tokens"])
