@@ -125,6 +125,8 @@ def chat_of_messages(document: Mapping[str, Any], *, system_first: bool) -> dict
     chat: Chat = [{"role": "system", "content": first}] if first else []
     for message in document["messages"]:
         role, content = str(message.get("role")), message.get("content")
+        if role not in ("user", "assistant", "system"):
+            raise ApiError(f"messages: {role!r} is no role", kind="Bad Request", param="body.messages")
         if role == "system":
             if not system_first and inline[id(message)]:
                 chat.append({"role": "system", "content": inline[id(message)]})

@@ -35,6 +35,8 @@ def backends(request: pytest.FixtureRequest) -> Iterator[Backends]:
 def shared_gateway(backends: Backends) -> Iterator[Gateway]:
     """One gateway in front of both servers, with every setting at its default."""
     with serving([backend.url for backend in backends.both()], backends.model) as gateway:
+        # Loading a tokenizer takes seconds, on a busy machine more than a request waits for it.
+        eventually(gateway.counts_locally, timeout_s=VLLM_TIMEOUT_S / 2)
         yield gateway
         # Everything is given back, also by the servers: the ledger's view settles with the next scrape.
         eventually(lambda: gateway.metrics().sum("kvgate_kv_used_blocks") == 0)

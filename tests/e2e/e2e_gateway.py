@@ -34,6 +34,11 @@ class Gateway:
     def stream(self, path: str, **body: Any) -> contextlib.AbstractContextManager[httpx2.Response]:
         return self.http.stream("POST", path, json={"model": self.model, "stream": True, **body})
 
+    def counts_locally(self) -> bool:
+        """Whether its tokenizer is loaded."""
+        answer = self.http.post("/tokenize", json={"model": self.model, "prompt": "x"})
+        return answer.headers.get("x-kvgate-count-source") == "local"
+
     def metrics(self) -> Page:
         return scrape(self.url)
 
