@@ -116,6 +116,7 @@ def _run(options: argparse.Namespace) -> int:
 
 def _matrix(options: argparse.Namespace, card: Card) -> int:
     from gateway.planner import matrix
+    from gateway.planner.screen import columns
     from gateway.planner.source import load_subject
     from gateway.planner.versions import behaviour_of
 
@@ -133,7 +134,7 @@ def _matrix(options: argparse.Namespace, card: Card) -> int:
     elif options.csv:
         print(matrix.as_csv(cells), end="")
     else:
-        print(matrix.as_text(cells, card, behaviour))
+        print(matrix.as_text(cells, card, behaviour, columns()))
     return 0
 
 

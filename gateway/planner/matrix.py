@@ -12,6 +12,7 @@ from gateway.planner.errors import PlannerError
 from gateway.planner.figures import Figure, gib_text, tokens_text
 from gateway.planner.flags import serve_command
 from gateway.planner.plan import Plan, Subject, Wish, make_plan
+from gateway.planner.screen import shell_lines, wrapped
 from gateway.planner.versions import Behaviour
 
 COLUMNS = ("model", "kv_dtype", "weights_gib", "kv_memory_gib", "kv_tokens", "max_window", "flags")
@@ -129,27 +130,47 @@ def as_csv(cells: Sequence[Cell]) -> str:
     return out.getvalue()
 
 
-def as_text(cells: Sequence[Cell], card: Card, behaviour: Behaviour) -> str:
-    """The table for a terminal."""
-    width = max((len(cell.model) for cell in cells), default=5)
+def as_text(cells: Sequence[Cell], card: Card, behaviour: Behaviour, width: int = 100) -> str:
+    """The table for a terminal; narrow ones lose columns, and long model names their end."""
+    heads = ("weights", "KV memory", "KV tokens", "largest window")
+    widths = (9, 12, 12, 17) if width >= 92 else (8, 0, 0, 16) if width < 72 else (8, 11, 0, 16)
+    dtypes = max((len(cell.kv_dtype) for cell in cells), default=4) + 1
+    names = min(max((len(_short(cell)) for cell in cells), default=5), width - sum(widths) - dtypes - 2)
     lines = [
-        f"{card.name} ({gib_text(card.memory_gib)} visible), vLLM {behaviour.text}; ranges are estimates",
+        wrapped(
+            f"{card.name} ({gib_text(card.memory_gib)} visible), vLLM {behaviour.text}; GiB and tokens, ranges are "
+            "estimates",
+            width,
+        ),
         "",
-        f"{'model':<{width}}  {'KV dtype':<20}{'weights':>10}{'KV memory':>16}{'KV tokens':>11}{'largest window':>22}",
+        f"{'model':<{names}}  {'KV':<{dtypes}}" + _columns(heads, widths),
     ]
     for cell in cells:
+        start = f"{_short(cell)[:names]:<{names}}  {cell.kv_dtype:<{dtypes}}"
         if cell.plan is None:
-            lines.append(f"{cell.model:<{width}}  {cell.kv_dtype:<20}{cell.problem}")
+            lines.append(wrapped(cell.problem, width, start, " " * len(start)))
             continue
         plan = cell.plan
-        lines.append(
-            f"{cell.model:<{width}}  {cell.kv_dtype:<20}{gib_text(plan.weights.per_gpu.value):>10}"
-            f"{_gib_range(plan.kv_memory):>16}{tokens_text(plan.size_tokens.value):>11}"
-            f"{_token_range(plan.largest_window):>22}  {cell.problem}".rstrip()
+        figures = (
+            f"{plan.weights.per_gpu.value:.2f}",
+            _gib_range(plan.kv_memory),
+            tokens_text(plan.size_tokens.value),
+            _token_range(plan.largest_window),
         )
+        lines.append(start + _columns(figures, widths))
+        if cell.problem:
+            lines.append(wrapped(cell.problem, width, "    ", "    "))
     lines += ["", "Commands"]
-    lines += [f"  {serve_command(cell.plan)}" for cell in cells if cell.plan is not None and not cell.problem]
+    lines += [shell_lines(serve_command(cell.plan), width) for cell in cells if cell.plan and not cell.problem]
     return "\n".join(lines)
+
+
+def _short(cell: Cell) -> str:
+    return cell.model.rstrip("/").rsplit("/", 1)[-1]
+
+
+def _columns(texts: Sequence[str], widths: Sequence[int]) -> str:
+    return "".join(f"{text:>{width}}" for text, width in zip(texts, widths, strict=True) if width)
 
 
 def _gib_range(figure: Figure) -> str:

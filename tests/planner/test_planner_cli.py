@@ -303,6 +303,7 @@ def test_the_page_keeps_to_the_terminal(ask: Any, monkeypatch: pytest.MonkeyPatc
         ("Qwen/Qwen3.6-27B-AWQ", "--gpu", "RTX 5090", "--kv-dtype", "fp8", "--speculative", "mtp:3"),
         ("Qwen/Qwen2.5-32B-Instruct-AWQ", "--gpu", "4090", "--context", "131072"),
         ("zai-org/GLM-5.2-FP8", "--gpu", "H200", "--tp", "8", "--dcp", "4", "--context", "200000"),
+        ("--matrix", "--gpu", "RTX 3090", "--kv-dtypes", "auto,int8_per_token_head"),
     ):
         lines = ask(*words)[1].splitlines()
         assert [line for line in lines if len(line) > columns] == []
