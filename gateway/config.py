@@ -31,6 +31,8 @@ DEFAULT_FILE = Path("kvgate.yaml")
 
 Seconds = Annotated[float, Field(gt=0)]
 Tokens = Annotated[int, Field(ge=0)]
+Priority = Literal["high", "normal", "low"]
+PRIORITIES: tuple[Priority, ...] = ("high", "normal", "low")
 
 
 class ConfigError(ValueError):
@@ -108,6 +110,10 @@ class BackendSettings(Section):
     url: str = Field(description="Base URL of the server, with or without a trailing /v1.")
     name: str = Field(default="", description="Name in headers, metrics and logs. Default: host:port of the URL.")
     api_key: SecretStr | None = Field(default=None, description="Sent upstream as a bearer token (vLLM's --api-key).")
+    weight: float = Field(default=1.0, gt=0, description="Work it gets in comparison to others, all else being equal.")
+    priority_scheduling: bool = Field(
+        default=False, description="The server runs with --scheduling-policy priority: tell it each request's class."
+    )
 
     @model_validator(mode="before")
     @classmethod
@@ -276,10 +282,27 @@ class PlacingSettings(Section):
     expected_output_tokens: Tokens = Field(
         default=1024, description="Output reserved for a request that names no budget, or a larger one."
     )
+    reserve: Literal["expected", "budget"] = Field(
+        default="expected", description="Reserve the output that is expected, or all of a budget that is named."
+    )
+    output_quantile: float = Field(
+        default=0.9, gt=0, lt=1, description="Share of learned answers that are no longer than what is reserved."
+    )
     headroom_ratio: float = Field(default=0.02, ge=0, lt=1, description="Share of KV blocks never planned for.")
     queue_max_requests: int = Field(default=1024, ge=0, description="Requests that may wait; more are answered 429.")
     queue_max_bytes: int = Field(default=1 << 30, ge=0, description="Body bytes that may wait; more are answered 429.")
+    queue_max_tokens: int = Field(
+        default=1 << 25, ge=0, description="Prompt tokens that may wait; more are answered 429."
+    )
     queue_timeout_s: Seconds = Field(default=300.0, description="Longest wait for a place.")
+    class_timeouts_s: dict[Priority, Seconds] = Field(
+        default_factory=dict, description="Longest wait by priority class, where it is not queue_timeout_s."
+    )
+    default_priority: Priority = Field(default="normal", description="Class of a request that names none.")
+    highest_priority: Priority = Field(default="high", description="The best class a request may name.")
+    share_by: Literal["key", "session", "none"] = Field(
+        default="key", description="Between whom a full cluster is shared evenly within a class."
+    )
 
 
 class FleetSettings(Section):

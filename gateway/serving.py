@@ -17,6 +17,7 @@ from gateway.api.errors import ANYONE, Caller, StreamPlace, error_response, is_c
 from gateway.api.parsers import parser_of
 from gateway.api.rewrite import upstream_body
 from gateway.api.upstream_errors import client_error, error_event, event_error, read_error, read_overflow
+from gateway.api.wish import wish_of
 from gateway.config import Settings, key_fingerprint
 from gateway.exceptions import (
     BackendBusy,
@@ -189,10 +190,13 @@ class Serving:
         # Estimates, and sums over several prompts, may exceed what one request can ever hold; they must not refuse it.
         prompt_tokens = min(fitted.count.total_tokens, max(offer.window_tokens for offer in offers))
         sequences = ask.n if ask.n <= MOST_SEQUENCES else 1
+        adapter, key = fitted.model.parent is not None, shown_key(scope["headers"])
+        wish = wish_of(ask, scope["headers"], key, fitted.count, adapter, self._settings.placing)
+        lease: Lease | None = None
         tried: set[str] = set()
         for attempt in range(self._settings.relay.retries + 1):
             lease = await self._gate.enter(
-                offers, prompt_tokens, sequences, body_bytes, frozenset(tried), fitted.model.id
+                offers, prompt_tokens, sequences, body_bytes, frozenset(tried), fitted.model.id, wish, lease
             )
             try:
                 trace.waited(lease.waited_s)
@@ -373,6 +377,8 @@ class Serving:
         }
         headers["x-request-id"] = trace.request_id
         headers["accept-encoding"] = "identity"
+        if lease.backend.priority_scheduling:
+            headers["x-vllm-priority"] = str(lease.rank - 1)  # 0.32; lower is sooner, as with us
         if lease.backend.api_key:
             headers["authorization"] = f"Bearer {lease.backend.api_key.get_secret_value()}"
         return headers

@@ -243,6 +243,25 @@ class Need:
 
 
 @dataclass(frozen=True, slots=True)
+class Wish:
+    """How a request wants to be queued and placed, beside its size.
+
+    ``rank``: its priority class, 0 the first. ``flow``: whose share of that class it takes. ``session``: a hint which
+    requests belong together, empty if there is none. ``chain``: as in ``Count``, for prefix matching. ``adapter``: its
+    model is a LoRA adapter. ``whole_budget``: the answer will take all of its output budget (vLLM's ``ignore_eos``).
+    ``streamed``: its first byte tells that its prompt is done.
+    """
+
+    rank: int = 1
+    flow: str = ""
+    session: str = ""
+    chain: tuple[tuple[int, int], ...] = ()
+    adapter: bool = False
+    whole_budget: bool = False
+    streamed: bool = False
+
+
+@dataclass(frozen=True, slots=True)
 class Group:
     """Offers of one window and one budget, neighbours in the order of preference, and what the request needs there."""
 
@@ -273,6 +292,9 @@ class Waiter:
     rank: int = 1
     flow: str = ""
     tag: float | None = None
+    session: str = ""
+    chain: tuple[tuple[int, int], ...] = ()
+    adapter: bool = False
 
     @property
     def offers(self) -> tuple[Offer, ...]:

@@ -18,13 +18,15 @@ from gateway.types import BackendView, Health, Need
 
 @dataclass(frozen=True, slots=True)
 class Backend:
-    """Where a request is sent. ``observation_age_s`` is the age of the last metrics read, ``None`` without any."""
+    """Where a request is sent. ``observation_age_s`` is the age of the last metrics read, ``None`` without any.
+    ``priority_scheduling``: it is to be told each request's class."""
 
     name: str
     url: str
     api_key: SecretStr | None
     version: str | None
     observation_age_s: float | None
+    priority_scheduling: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -151,7 +153,9 @@ class Fleet:
     def backend(self, name: str) -> Backend:
         """How to reach a backend. Raises ``KeyError`` for a name that is not configured."""
         item = self._backends[name]
-        return Backend(item.name, item.url, item.settings.api_key, item.version, item.age_s(_now()))
+        known = item.settings
+        age_s = item.age_s(_now())
+        return Backend(item.name, item.url, known.api_key, item.version, age_s, known.priority_scheduling)
 
     def reserve(self, name: str, need: Need, budget_tokens: int | None) -> Reservation:
         """Enter a request into a backend's ledger; the caller releases it whatever happens."""

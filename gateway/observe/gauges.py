@@ -67,6 +67,7 @@ def queue_gauges(stats: Mapping[str, float]) -> Iterator[Gauge]:
     """Readings of the queue (``Gate.stats``)."""
     yield Gauge("queue_requests", "Requests waiting for a place.", stats["waiting_requests"])
     yield Gauge("queue_bytes", "Bytes of their bodies.", stats["waiting_bytes"])
+    yield Gauge("queue_tokens", "Prompt tokens of theirs.", stats["waiting_tokens"])
 
 
 def gpu_gauges(reading: GpuReading | None) -> Iterator[Gauge]:

@@ -10,19 +10,22 @@ import asyncio
 from collections.abc import Iterable, Mapping
 from typing import Protocol
 
-from gateway.config import PlacingSettings
+from gateway.config import PRIORITIES, PlacingSettings
 from gateway.exceptions import Busy, ContextOverflow, GatewayError, NoBackend
 from gateway.fleet.backend import Reservation
 from gateway.fleet.fleet import Backend
 from gateway.routing.need import budget_tokens, groups_of
 from gateway.routing.placer import Placer
-from gateway.types import BackendView, Decision, Need, Offer, Overflow, Placed, Refused, Waiter
+from gateway.types import BackendView, Decision, Need, Offer, Overflow, Placed, Refused, Waiter, Wish
 
 LEAST_RETRY_S = 1.0
 MOST_RETRY_S = 59.0  # clients ignore hints of a minute and more
 UNMEASURED_RETRY_S = 10.0
 # Weight of the newest gap between two placements out of the queue in the drain rate.
 DRAIN_WEIGHT = 0.1
+
+
+NO_WISH = Wish()
 
 
 class GateFleet(Protocol):
@@ -44,17 +47,22 @@ class GateFleet(Protocol):
 class Lease:
     """A place on a backend: KV blocks are reserved there until ``release``, which may be called any number of times."""
 
-    __slots__ = ("_gate", "_reservation", "backend", "offer", "released", "sequence", "waited_s")
+    __slots__ = (
+        "_gate", "_reservation", "backend", "deadline_s", "offer", "rank", "released", "sequence", "tag", "waited_s",
+    )  # fmt: skip
 
     def __init__(
-        self, gate: Gate, reservation: Reservation, backend: Backend, offer: Offer, waited_s: float, sequence: int
+        self, gate: Gate, reservation: Reservation, backend: Backend, placed: Placed, waiter: Waiter, now_s: float
     ) -> None:
         self._gate = gate
         self._reservation = reservation
         self.backend = backend
-        self.offer = offer
-        self.waited_s = waited_s
-        self.sequence = sequence
+        self.offer = placed.offer
+        self.waited_s = now_s - waiter.arrived_s
+        self.sequence = waiter.sequence
+        self.rank = waiter.rank
+        self.tag = placed.tag
+        self.deadline_s = waiter.deadline_s
         self.released = False
 
     def __repr__(self) -> str:
@@ -79,11 +87,12 @@ class Lease:
 class _Entry:
     """One request: what the placer sees of it, and the future it waits on."""
 
-    __slots__ = ("body_bytes", "error", "future", "lease", "waiter")
+    __slots__ = ("body_bytes", "error", "future", "lease", "tokens", "waiter")
 
     def __init__(self, waiter: Waiter, body_bytes: int) -> None:
         self.waiter = waiter
         self.body_bytes = body_bytes
+        self.tokens = waiter.groups[0].need.prompt_tokens if waiter.groups else 0
         self.future: asyncio.Future[None] | None = None
         self.lease: Lease | None = None
         self.error: GatewayError | None = None
@@ -108,6 +117,8 @@ class Gate:
         self._placer = Placer(settings)
         self._queue: dict[int, _Entry] = {}  # by sequence, which is the order of arrival
         self._queue_bytes = 0
+        self._queue_tokens = 0
+        self._timeouts_s = [settings.class_timeouts_s.get(name, settings.queue_timeout_s) for name in PRIORITIES]
         self._sequence = 0
         self._run: asyncio.Handle | None = None
         self._alarm: asyncio.TimerHandle | None = None
@@ -130,15 +141,18 @@ class Gate:
         body_bytes: int = 0,
         excluded: frozenset[str] = frozenset(),
         model: str = "",
+        wish: Wish = NO_WISH,
+        again: Lease | None = None,
     ) -> Lease:
         """A lease on the best backend among ``offers`` (in order of preference): at once if there is room, or in turn.
 
-        ``excluded`` are backends that failed this request before. The caller releases the lease in a ``finally``.
+        ``excluded`` are backends that failed this request before, ``again`` the last lease it had: it keeps its place
+        in the queue and the end of its wait. The caller releases the lease in a ``finally``.
         Raises ``Busy`` if the queue is full or the wait too long, ``NoBackend`` if every backend is down, draining or
         excluded, ``ContextOverflow`` if the prompt is larger than any cache. A cancelled wait leaves nothing behind.
         """
         now_s = asyncio.get_running_loop().time()
-        entry = self._arrive(self._waiter(offers, prompt_tokens, n, excluded, model, now_s), body_bytes)
+        entry = self._arrive(self._waiter(offers, prompt_tokens, n, excluded, model, wish, again, now_s), body_bytes)
         # Nothing is awaited up to here and on this way: who finds room at once goes on without a task switch.
         try:
             self._placer.see(self._fleet.changed(now_s))
@@ -173,13 +187,15 @@ class Gate:
         self.wake()
 
     def stats(self) -> dict[str, float]:
-        """Now: requests and bytes waiting, the longest wait, leases held. Ever: placed, placed after waiting, refused.
+        """Now: requests, bytes and prompt tokens waiting, the longest wait, leases held. Ever: placed, placed after
+        waiting, refused.
 
         ``drain_rate`` is placements out of the queue a second, 0 before there were two.
         """
         return {
             "waiting_requests": len(self._queue),
             "waiting_bytes": self._queue_bytes,
+            "waiting_tokens": self._queue_tokens,
             "oldest_wait_s": self._oldest_wait_s(),
             "leases": self._leases,
             "placed_requests": self._placed,
@@ -189,28 +205,44 @@ class Gate:
         }
 
     def _waiter(
-        self, offers: tuple[Offer, ...], prompt_tokens: int, n: int, excluded: frozenset[str], model: str, now_s: float
+        self,
+        offers: tuple[Offer, ...],
+        prompt_tokens: int,
+        n: int,
+        excluded: frozenset[str],
+        model: str,
+        wish: Wish,
+        again: Lease | None,
+        now_s: float,
     ) -> Waiter:
         self._sequence += 1
         return Waiter(
-            sequence=self._sequence,
+            sequence=self._sequence if again is None else again.sequence,
             arrived_s=now_s,
-            deadline_s=now_s + self._settings.queue_timeout_s,
+            deadline_s=now_s + self._timeouts_s[wish.rank] if again is None else again.deadline_s,
             groups=groups_of(offers, prompt_tokens, n, self._settings),
             excluded=excluded,
             model=model,
+            rank=wish.rank,
+            flow=wish.flow,
+            tag=None if again is None else again.tag,
+            session=wish.session,
+            chain=wish.chain,
+            adapter=wish.adapter,
         )
 
     def _arrive(self, waiter: Waiter, body_bytes: int) -> _Entry:
         entry = _Entry(waiter, body_bytes)
         self._queue[waiter.sequence] = entry
         self._queue_bytes += body_bytes
+        self._queue_tokens += entry.tokens
         return entry
 
     def _leave(self, entry: _Entry) -> None:
         """Take an entry out of the queue."""
         if self._queue.pop(entry.waiter.sequence, None) is not None:
             self._queue_bytes -= entry.body_bytes
+            self._queue_tokens -= entry.tokens
             self._placer.remove(entry.waiter.sequence)
             if not self._queue:
                 self._drained_s = None
@@ -221,7 +253,11 @@ class Gate:
     async def _wait(self, entry: _Entry) -> None:
         """Wait for a decision on ``entry``, or raise if there is no room to wait in."""
         settings = self._settings
-        if len(self._queue) > settings.queue_max_requests or self._queue_bytes > settings.queue_max_bytes:
+        if (
+            len(self._queue) > settings.queue_max_requests
+            or self._queue_bytes > settings.queue_max_bytes
+            or self._queue_tokens > settings.queue_max_tokens
+        ) and entry.waiter.tag is None:  # who was placed before was let in then
             retry_s = self._retry_after_s(len(self._queue) - 1)
             self._leave(entry)
             self._refused += 1
@@ -258,7 +294,7 @@ class Gate:
             for decision in decisions:
                 entry = self._queue[decision.sequence]
                 if isinstance(decision, Placed):
-                    self._place(entry, decision.offer, now_s)
+                    self._place(entry, decision, now_s)
                 else:
                     entry.error = self._refusal(entry.waiter, decision, now_s)
                 self._leave(entry)
@@ -269,12 +305,12 @@ class Gate:
                 rest = (self._queue.get(decision.sequence) for decision in decisions[done:])
                 self._placer.put([entry.waiter for entry in rest if entry is not None])
 
-    def _place(self, entry: _Entry, offer: Offer, now_s: float) -> None:
-        waiter = entry.waiter
+    def _place(self, entry: _Entry, placed: Placed, now_s: float) -> None:
+        waiter, offer = entry.waiter, placed.offer
         need = waiter.need(offer.backend)
         backend = self._fleet.backend(offer.backend)
         reservation = self._fleet.reserve(offer.backend, need, budget_tokens(offer, need.prompt_tokens))
-        entry.lease = Lease(self, reservation, backend, offer, now_s - waiter.arrived_s, waiter.sequence)
+        entry.lease = Lease(self, reservation, backend, placed, waiter, now_s)
         self._leases += 1
         self._placed += 1
         if entry.future is not None:

@@ -49,7 +49,7 @@ GPUS = GpuReading((Gpu(0, "GPU-1", "L4", 3, 1, 2, 0.5, 60.0, "8.9", (GpuProcess(
 
 def every_gauge() -> list[Gauge]:
     """What a gateway exports that knows all there is to know."""
-    queue = queue_gauges({"waiting_requests": 0, "waiting_bytes": 0})
+    queue = queue_gauges({"waiting_requests": 0, "waiting_bytes": 0, "waiting_tokens": 0})
     return [*fleet_gauges([RECORD]), *queue, *gpu_gauges(GPUS)]
 
 

@@ -1,0 +1,78 @@
+"""What a request says of its priority, and of which others it belongs to: headers, and fields of its body.
+
+Priority classes are ``high``, ``normal`` and ``low``. ``x-kvgate-priority`` names one; else vLLM's own number does, in
+``X-Vllm-Priority`` or the field ``priority``: below 0 is high, above 0 low.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Iterable
+
+from gateway.config import PRIORITIES, PlacingSettings, Priority
+from gateway.types import Ask, Count, Wish
+
+# Which requests belong together, the surest sign first.
+SESSION_HEADERS = (b"x-session-affinity", b"x-session-id")
+SESSION_FIELD = "prompt_cache_key"
+
+
+def wish_of(
+    ask: Ask,
+    headers: Iterable[tuple[bytes, bytes]],
+    key: str,
+    count: Count,
+    adapter: bool,
+    settings: PlacingSettings,
+    best: Priority | None = None,
+) -> Wish:
+    """How ``ask`` is to be queued and placed. ``key`` is the API key it came with, ``best`` the best class that key may
+    name, if not the settings say so. A class nobody knows counts as none."""
+    said = {name: value for name, value in headers if name in _LOOKED_AT}
+    session = _session(ask, said)
+    share = {"key": key, "session": session or key, "none": ""}[settings.share_by]
+    return Wish(
+        rank=_rank(ask, said, settings, best),
+        flow=_digest(share),
+        session=_digest(session),
+        chain=count.chain if ask.counted else (),
+        adapter=adapter,
+        whole_budget=ask.document.get("ignore_eos") is True,
+        streamed=ask.stream and ask.counted,
+    )
+
+
+_LOOKED_AT = {b"x-kvgate-priority", b"x-vllm-priority", *SESSION_HEADERS}
+
+
+def _rank(ask: Ask, said: dict[bytes, bytes], settings: PlacingSettings, best: Priority | None) -> int:
+    rank = PRIORITIES.index(settings.default_priority)
+    name = said.get(b"x-kvgate-priority", b"").decode("latin-1").strip().lower()
+    number = _number(said.get(b"x-vllm-priority")) or ask.document.get("priority")
+    named = [index for index, known in enumerate(PRIORITIES) if known == name]
+    if named:
+        rank = named[0]
+    elif isinstance(number, int) and not isinstance(number, bool) and number != 0:
+        rank = 0 if number < 0 else 2
+    return max(rank, PRIORITIES.index(best or settings.highest_priority))
+
+
+def _session(ask: Ask, said: dict[bytes, bytes]) -> str:
+    for name in SESSION_HEADERS:
+        value = said.get(name, b"").strip()
+        if value:
+            return value.decode("latin-1")
+    field = ask.document.get(SESSION_FIELD)
+    return field if isinstance(field, str) else ""
+
+
+def _number(value: bytes | None) -> int | None:
+    try:
+        return None if value is None else int(value)
+    except ValueError:
+        return None
+
+
+def _digest(text: str) -> str:
+    """A short name for something long or secret; empty for nothing."""
+    return hashlib.blake2b(text.encode("utf-8", "surrogatepass"), digest_size=8).hexdigest() if text else ""
