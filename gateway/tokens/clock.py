@@ -25,3 +25,6 @@ class BackendClock:
     def today(self) -> str:
         """The date that gpt-oss is told (ISO)."""
         return self.start_date or self.now().strftime("%Y-%m-%d")
+
+
+LOCAL_CLOCK = BackendClock()

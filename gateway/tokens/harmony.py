@@ -41,6 +41,9 @@ class HarmonyChats:
     """
 
     name = "oss-harmony"
+    is_text = False
+    tokenize_differs = True
+    uses_template = True
 
     def __init__(self, ordinary: CountOrdinary | None, clock: BackendClock) -> None:
         try:

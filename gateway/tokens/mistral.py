@@ -6,10 +6,11 @@ Its file, ``tekken.json`` or ``tokenizer.model.v*``, is vocabulary and format in
 from __future__ import annotations
 
 import warnings
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from gateway.tokens.edges import Edges
 from gateway.tokens.errors import CannotCount, CannotLoad
 from gateway.tokens.messages import conversation, tools_for_template
 from gateway.types import ChatPrompt
@@ -24,6 +25,7 @@ class MistralEncoder:
 
     name = "mistral-common"
     is_fast = False
+    edges: Edges | None = None
 
     def __init__(self, file: Path) -> None:
         try:
@@ -38,15 +40,26 @@ class MistralEncoder:
     def count(self, text: str, add_special_tokens: bool) -> int:
         """Tokens of ``text``. Raises ``CannotCount``."""
         try:
-            return len(self._texts.encode(text, bos=add_special_tokens, eos=False))
+            return len(self.ids(text, add_special_tokens))
         except UnicodeEncodeError as error:
             raise CannotCount(f"the text is not valid Unicode: {error.reason}", refused=True) from None
+
+    def ids(self, text: str, add_special_tokens: bool) -> list[int]:
+        """Token ids of ``text``."""
+        return list(self._texts.encode(text, bos=add_special_tokens, eos=False))
+
+    def strings(self, ids: Sequence[int]) -> list[str]:
+        """The vocabulary's entries for ``ids``."""
+        return [self._texts.id_to_piece(token) for token in ids]
 
 
 class MistralChats:
     """Counts chats."""
 
     name = "mistral-common"
+    is_text = False
+    tokenize_differs = True
+    uses_template = False
 
     def __init__(self, encoder: MistralEncoder) -> None:
         self._encoder = encoder

@@ -13,10 +13,15 @@ from gateway.types import ChatPrompt
 class OwnChats(Protocol):
     """Counts chats of one model. Blocking; safe to call from several threads. Both raise ``CannotCount``.
 
-    ``variables``: the template kwargs of a request, merged. ``name`` says by whose rules it goes.
+    ``variables``: the template kwargs of a request, merged. ``name`` says by whose rules it goes; ``is_text``: what
+    ``render`` returns is what is encoded; ``tokenize_differs``: the server's ``/tokenize`` goes by other rules;
+    ``uses_template``: vLLM loads the model's chat template all the same (and asks it about system messages).
     """
 
     name: str
+    is_text: bool
+    tokenize_differs: bool
+    uses_template: bool
 
     def tokens(self, prompt: ChatPrompt, variables: Mapping[str, Any]) -> int:
         """Prompt tokens."""
@@ -36,6 +41,10 @@ class TextFormat(Protocol):
 
 class TextChats:
     """Chats of a ``TextFormat``, encoded by the model's tokenizer."""
+
+    is_text = True
+    tokenize_differs = False
+    uses_template = False
 
     def __init__(self, name: str, form: TextFormat, encoder: Encoder) -> None:
         self.name = name

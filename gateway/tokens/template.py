@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Iterator, Mapping, Sequence
-from datetime import datetime
 from typing import Any
 
 import jinja2
@@ -16,6 +15,7 @@ import jinja2.ext
 import jinja2.meta
 from jinja2 import nodes
 
+from gateway.tokens.clock import LOCAL_CLOCK, BackendClock
 from gateway.tokens.errors import CannotCount
 from gateway.tokens.jinja import Environment
 from gateway.tokens.messages import ContentFormat, Message
@@ -49,12 +49,13 @@ _CONSUMED = frozenset(
 class ChatTemplate:
     """A compiled chat template. Raises ``jinja2.TemplateError`` when ``source`` is not one.
 
-    ``content_format`` is what vLLM's ``--chat-template-content-format auto`` finds for it.
+    ``content_format`` is what vLLM's ``--chat-template-content-format auto`` finds for it. ``clock``: for those that
+    print the date.
     """
 
-    def __init__(self, source: str) -> None:
+    def __init__(self, source: str, clock: BackendClock = LOCAL_CLOCK) -> None:
         self._printer = Printer()
-        environment = _environment(self._printer)
+        environment = _environment(self._printer, clock)
         self.source = source
         self._template = environment.from_string(source)
         tree = environment.parse(source)
@@ -235,20 +236,16 @@ class _Generation(jinja2.ext.Extension):  # type: ignore[misc]
         return caller()
 
 
-def _environment(printer: Printer) -> Environment:
+def _environment(printer: Printer, clock: BackendClock) -> Environment:
     environment = Environment(trim_blocks=True, lstrip_blocks=True, extensions=[_Generation, jinja2.ext.loopcontrols])
     environment.filters["tojson"] = printer
     environment.globals["raise_exception"] = _raise
-    environment.globals["strftime_now"] = _now
+    environment.globals["strftime_now"] = lambda pattern: clock.now().strftime(pattern)
     return environment
 
 
 def _raise(message: Any) -> None:
     raise jinja2.TemplateError(message)
-
-
-def _now(pattern: str) -> str:
-    return datetime.now().strftime(pattern)
 
 
 def _content_format(tree: nodes.Template) -> ContentFormat:
