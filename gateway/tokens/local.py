@@ -5,16 +5,21 @@ from __future__ import annotations
 import json
 import logging
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import jinja2
 
 from gateway.tokens.anthropic import effort_without_thinking, settled, wants_system_first
+from gateway.tokens.clock import LOCAL_CLOCK, BackendClock
 from gateway.tokens.encoder import Encoder, best_encoder
 from gateway.tokens.errors import CannotCount, CannotLoad
+from gateway.tokens.estimate import size_of
+from gateway.tokens.families import mistral_file, own_chats
+from gateway.tokens.growing import Chat, Conversations, Counted, Found, whole
 from gateway.tokens.lru import Lru
 from gateway.tokens.media.errors import UnknownMedia
 from gateway.tokens.media.families import family_of
@@ -22,30 +27,18 @@ from gateway.tokens.media.family import ModelFiles
 from gateway.tokens.media.prompt import expanded, find_items, measured, with_stand_ins
 from gateway.tokens.media.sizes import AudioSize, ImageSize
 from gateway.tokens.messages import ContentFormat, conversation, tools_for_template
+from gateway.tokens.mistral import MistralEncoder
+from gateway.tokens.own import OwnChats
 from gateway.tokens.shares import CACHE_ENTRIES, Shares
 from gateway.tokens.template import ChatTemplate
 from gateway.types import ChatPrompt, Prompt, TextPrompts, TokenPrompts
-
-# Models whose chats vLLM 0.32 renders with code of its own, not with a Jinja template (facts: vllm/config/model.py,
-# renderers/registry.py). Their plain texts are counted here all the same.
-_OWN_RENDERERS = {
-    "GptOssForCausalLM": "openai-harmony",
-    "DeepseekV32ForCausalLM": "vLLM's DeepSeek V3.2 encoder",
-    "DeepseekV4ForCausalLM": "vLLM's DeepSeek V4 encoder",
-    "DeepseekV4ForConditionalGeneration": "vLLM's DeepSeek V4 encoder",
-    "DeepseekV41ForCausalLM": "vLLM's DeepSeek V4.1 encoder",
-    "KimiK3ForConditionalGeneration": "vLLM's Kimi-K3 encoder",
-    "MoonshotKimiaForCausalLM": "vLLM's Kimi-Audio encoder",
-    "InklingForCausalLM": "vLLM's Inkling encoder",
-    "InklingForConditionalGeneration": "vLLM's Inkling encoder",
-}
-
 
 # A run of 50 million equal letters takes an encoder half a minute, and no window holds so much text anyway: beyond 16
 # million characters (about 4 million tokens) a request is estimated, and vLLM refuses it by its number of characters.
 MAX_TEXT_CHARS = 16_000_000
 
 
+MOST_TOOL_LISTS = 64
 # Templates that came with requests (--trust-request-chat-template) are few in practice.
 MOST_GIVEN_TEMPLATES = 16
 
@@ -63,12 +56,14 @@ class TemplateOptions:
     content_format: ContentFormat | None = None
     trust_request: bool = False
     exclude_tools: bool = False
+    clock: BackendClock = LOCAL_CLOCK
 
 
 class LocalCounter:
     """Counts prompts of one model. Blocking; safe to call from several threads.
 
     ``encoder`` and ``note`` say who encodes and why; ``no_chat`` is why chats cannot be counted, if they cannot.
+    ``own`` counts chats that no template renders.
     """
 
     def __init__(
@@ -80,10 +75,13 @@ class LocalCounter:
         options: TemplateOptions,
         no_chat: str | None,
         files: ModelFiles | None = None,
+        own: OwnChats | None = None,
+        history_bytes: int = 0,
     ) -> None:
         self.encoder = encoder
         self.note = note
         self.no_chat = no_chat
+        self.own = own
         self._files = files or ModelFiles({})
         self._templates = templates or {}
         self._special_tokens = special_tokens
@@ -92,6 +90,10 @@ class LocalCounter:
         self._effort_of_none: str | None = None
         self._given: dict[str, ChatTemplate] = {}
         self._shares: Lru[tuple[bytes, bytes], int] = Lru(CACHE_ENTRIES)
+        self._known_tools: Lru[int, tuple[list[dict[str, Any]], list[dict[str, Any]]]] = Lru(MOST_TOOL_LISTS)
+        self._conversations: Conversations | None = None
+        if encoder.edges is not None and history_bytes:
+            self._conversations = Conversations(encoder, encoder.edges, special_tokens, history_bytes)
 
     def count(self, prompt: Prompt, default_kwargs: Mapping[str, Any]) -> tuple[int, ...]:
         """Tokens of each prompt for the engine, untruncated. Raises ``CannotCount``."""
@@ -100,8 +102,41 @@ class LocalCounter:
                 return lengths
             case TextPrompts(texts=texts, add_special_tokens=special):
                 return self.encode(texts, special)
+            case ChatPrompt() if self.own is not None:
+                return (self._own_tokens(prompt, self.own, default_kwargs),)
             case ChatPrompt():
-                return self.encode((self.render(prompt, default_kwargs),), prompt.add_special_tokens)
+                return (self.begin(prompt, default_kwargs)().tokens,)
+
+    def begin(self, prompt: ChatPrompt, default_kwargs: Mapping[str, Any]) -> Callable[[], Counted]:
+        """Render a chat, or as much of it as is new; what it returns encodes and counts. Both raise ``CannotCount``.
+
+        The first part holds the GIL, the second mostly does not.
+        """
+        found = self._find(prompt, default_kwargs)
+        rendered = self._conversations.render(found) if found is not None and self._conversations is not None else None
+        if rendered is not None and self._conversations is not None:
+            return partial(self._conversations.count, rendered, MAX_TEXT_CHARS)
+        text = self.render(prompt, default_kwargs)
+        return partial(whole, text, self.encoder, MAX_TEXT_CHARS, prompt.add_special_tokens)
+
+    def count_known(self, prompt: ChatPrompt, default_kwargs: Mapping[str, Any], most_new_bytes: int) -> Counted | None:
+        """Count a chat of which all but ``most_new_bytes`` were counted before; ``None`` for others.
+
+        Takes well below a millisecond, or so much as the new part takes. Raises ``CannotCount``.
+        """
+        found = self._find(prompt, default_kwargs) if self.encoder.is_fast else None
+        if found is None or found.known is None or found.new_bytes > most_new_bytes or self._conversations is None:
+            return None
+        rendered = self._conversations.render(found)
+        return self._conversations.count(rendered, MAX_TEXT_CHARS) if rendered is not None else None
+
+    def _find(self, prompt: ChatPrompt, default_kwargs: Mapping[str, Any]) -> Found | None:
+        if self.no_chat is not None:
+            raise CannotCount(self.no_chat)
+        if self._conversations is None or self.own is not None or prompt.add_special_tokens:
+            return None
+        prompt = self._readied(prompt)
+        return self._conversations.find(self._chat(prompt, template_variables(prompt, default_kwargs)))
 
     def count_media(
         self,
@@ -128,6 +163,22 @@ class LocalCounter:
             raise CannotCount(f"its media: {type(error).__name__}: {error}", media=True) from None
         return self.encode((text,), prompt.add_special_tokens)[0] + added
 
+    def _own_tokens(self, prompt: ChatPrompt, own: OwnChats, default_kwargs: Mapping[str, Any]) -> int:
+        prompt = self._readied(prompt)
+        size = size_of(prompt)
+        if size.media:
+            raise CannotCount("images, audio and video are counted by the backend", media=True)
+        if size.prompts_bytes[0] > MAX_TEXT_CHARS:
+            raise CannotCount(f"{size.prompts_bytes[0]} bytes are too many to count", refused=True)
+        return own.tokens(prompt, template_variables(prompt, default_kwargs))
+
+    def _readied(self, prompt: ChatPrompt) -> ChatPrompt:
+        """As the server makes it before it renders: Anthropic's rules, and no tools where its flags say so."""
+        if prompt.from_messages:
+            prompt = self.settled(prompt)
+        without_tools = prompt.tool_choice == "none" and self._options.exclude_tools
+        return replace(prompt, tools=None) if without_tools else prompt
+
     def encode(self, texts: Sequence[str], add_special_tokens: bool) -> tuple[int, ...]:
         """Tokens of each text."""
         for text in texts:
@@ -137,6 +188,8 @@ class LocalCounter:
 
     def ids(self, prompt: ChatPrompt | TextPrompts, default_kwargs: Mapping[str, Any]) -> list[int]:
         """Token ids of the prompt, or of all texts one after the other. Raises ``CannotCount``."""
+        if isinstance(prompt, ChatPrompt) and self.own is not None and not self.own.is_text:
+            raise CannotCount(f"the token ids of chats by {self.own.name} are not known here")
         texts = (self.render(prompt, default_kwargs),) if isinstance(prompt, ChatPrompt) else prompt.texts
         if sum(map(len, texts)) > MAX_TEXT_CHARS:
             raise CannotCount(f"more than {MAX_TEXT_CHARS} characters are too many to tokenise", refused=True)
@@ -164,9 +217,16 @@ class LocalCounter:
         """The text of a chat. ``default_kwargs``: the server's ``--default-chat-template-kwargs``."""
         if self.no_chat is not None:
             raise CannotCount(self.no_chat)
-        if prompt.from_messages:
-            prompt = self.settled(prompt)
+        prompt = self._readied(prompt)
         variables = template_variables(prompt, default_kwargs)
+        if self.own is not None:
+            return self.own.render(prompt, variables)
+        chat = self._chat(prompt, variables)
+        messages = conversation(prompt.messages, chat.content_format)
+        return chat.template.render(messages, chat.tools, variables, self._special_tokens)
+
+    def _chat(self, prompt: ChatPrompt, variables: Mapping[str, Any]) -> Chat:
+        """What is to be rendered, by which template. Raises ``CannotCount``."""
         given = prompt.chat_template
         if (given is not None or prompt.chat_template_kwargs.get("chat_template") is not None) and (
             not self._options.trust_request
@@ -176,18 +236,30 @@ class LocalCounter:
             tools = variables["tools"]
             if not isinstance(tools, list) or not all(isinstance(tool, dict) for tool in tools):
                 raise CannotCount("tools in chat_template_kwargs must be a list of objects", refused=True)
-        elif prompt.tool_choice == "none" and self._options.exclude_tools:
-            tools = None
         else:
-            tools = tools_for_template(prompt.tools)
+            tools = self._tools(prompt.tools)
         template = self._template(tools is not None, given)
-        messages = conversation(prompt.messages, self._options.content_format or template.content_format)
-        return template.render(messages, tools, variables, self._special_tokens)
+        content_format = self._options.content_format or template.content_format
+        return Chat(template, content_format, prompt.messages, tools, variables)
+
+    def _tools(self, sent: list[dict[str, Any]] | None) -> list[dict[str, Any]] | None:
+        """``tools_for_template``, once for each object: bodies that grow come with the same one again."""
+        if sent is None:
+            return None
+        known = self._known_tools.get(id(sent))
+        if known is not None and known[0] is sent:
+            return known[1]
+        tools = tools_for_template(sent)
+        if tools is not None:
+            self._known_tools.put(id(sent), (sent, tools))
+        return tools
 
     def settled(self, prompt: ChatPrompt) -> ChatPrompt:
         """The chat that vLLM makes of an Anthropic request for this model's template."""
         if self._system_first is None:
-            self._system_first = wants_system_first({self._template(tools).source for tools in (False, True)})
+            no_template = self.own is not None and not self._templates
+            templates = () if no_template else (self._template(tools) for tools in (False, True))
+            self._system_first = wants_system_first({template.source for template in templates})
         if prompt.reasoning_effort == "none" and self._effort_of_none is None:
             self._effort_of_none = effort_without_thinking(lambda trial: self.render(trial, {}))
         return settled(prompt, self._system_first, self._effort_of_none or "none")
@@ -200,7 +272,7 @@ class LocalCounter:
     @property
     def tokenize_differs(self) -> bool:
         """Whether the server's ``/tokenize`` renders chats in another way than its chat endpoint does."""
-        return self.no_chat is not None and "openai-harmony" in self.no_chat
+        return self.own is not None and self.own.tokenize_differs
 
     def _template(self, with_tools: bool, given: str | None = None) -> ChatTemplate:
         """vLLM's order: the request's, ``--chat-template``, the processor's (without tools only), the tokenizer's."""
@@ -217,7 +289,7 @@ class LocalCounter:
         template = self._given.get(source)
         if template is None:
             try:
-                template = ChatTemplate(source)
+                template = ChatTemplate(source, self._options.clock)
             except jinja2.TemplateError as error:
                 raise CannotCount(f"the request's chat template is none: {error}", refused=True) from None
             if len(self._given) >= MOST_GIVEN_TEMPLATES:
@@ -266,31 +338,56 @@ def load(source: str, options: TemplateOptions, *, hub: bool, cache_bytes: int) 
     transformers_logging.disable_progress_bar()
     logging.getLogger("huggingface_hub").setLevel(logging.ERROR)  # it logs every retry; one line of ours says it all
     offline = not hub or Path(source).is_dir()
+    files = _Files(source, offline)
+    tekken = mistral_file(files)
+    if tekken is not None:
+        return _mistral(tekken, files, options)
     try:
         tokenizer = AutoTokenizer.from_pretrained(source, trust_remote_code=False, local_files_only=offline)
     except Exception as error:  # anything: no network, no such repository, code that would have to run, broken files
         raise CannotLoad(f"no tokenizer from {source}: {_one_line(error)}") from None
-    files = _Files(source, offline)
-    encoder, note = best_encoder(tokenizer, cache_bytes)
-    no_chat = _own_renderer(files)
+    encoder, note = best_encoder(tokenizer, cache_bytes - cache_bytes // 4)
+    no_chat, own = None, None
     templates: dict[str, ChatTemplate] = {}
-    if no_chat is None:
-        try:
+    try:
+        own = own_chats(files, encoder, options.clock)
+        if own is None or own.uses_template:
             templates = _templates(tokenizer, files, options)
-        except (jinja2.TemplateError, OSError, UnicodeDecodeError) as error:
-            no_chat = f"its chat template cannot be used: {_one_line(error)}"
-        else:
-            no_chat = None if templates else "it has no chat template"
+    except CannotLoad as error:
+        no_chat = str(error)
+    except (jinja2.TemplateError, OSError, UnicodeDecodeError) as error:
+        no_chat = f"its chat template cannot be used: {_one_line(error)}" if own is None else None
+    if own is None and no_chat is None and not templates:
+        no_chat = "it has no chat template"
     return LocalCounter(
-        encoder, note, templates, dict(tokenizer.special_tokens_map), options, no_chat, _model_files(files)
+        encoder,
+        note,
+        templates,
+        dict(tokenizer.special_tokens_map),
+        options,
+        no_chat,
+        _model_files(files),
+        own,
+        history_bytes=cache_bytes // 4,
     )
+
+
+def _mistral(file: Path, files: _Files, options: TemplateOptions) -> LocalCounter:
+    try:
+        encoder = MistralEncoder(file)
+    except CannotLoad:
+        raise
+    except Exception as error:  # whatever the library raises for a file it does not know
+        raise CannotLoad(f"mistral-common cannot read {file.name}: {_one_line(error)}") from None
+    own = own_chats(files, encoder, options.clock)
+    return LocalCounter(encoder, file.name, None, {}, options, None, _model_files(files), own)
 
 
 class _Files:
     """JSON files beside the tokenizer. An absent or broken one is an empty object."""
 
     def __init__(self, source: str, offline: bool) -> None:
-        self._source = source
+        self.source = source
         self._offline = offline
 
     def json(self, name: str) -> Mapping[str, Any]:
@@ -308,7 +405,7 @@ class _Files:
 
         try:
             found = cached_file(
-                self._source,
+                self.source,
                 name,
                 local_files_only=self._offline,
                 _raise_exceptions_for_missing_entries=False,
@@ -325,16 +422,6 @@ def _model_files(files: _Files) -> ModelFiles:
     return ModelFiles(*(files.json(name) for name in names))
 
 
-def _own_renderer(files: _Files) -> str | None:
-    architectures = files.json("config.json").get("architectures")
-    for name in architectures if isinstance(architectures, list) else ():
-        if name in _OWN_RENDERERS:
-            return f"its chats are rendered by {_OWN_RENDERERS[name]}"
-    if files.path("tekken.json") is not None:
-        return "its chats are rendered by mistral-common"
-    return None
-
-
 def _templates(tokenizer: Any, files: _Files, options: TemplateOptions) -> dict[str, ChatTemplate]:
     """Templates by use: ``given``, ``processor``, ``default``, ``tool_use``."""
     own = tokenizer.chat_template
@@ -348,7 +435,7 @@ def _templates(tokenizer: Any, files: _Files, options: TemplateOptions) -> dict[
         sources["processor"] = processor
     if options.chat_template is not None:
         sources["given"] = options.chat_template.read_text(encoding="utf-8")
-    return {name: ChatTemplate(source) for name, source in sources.items()}
+    return {name: ChatTemplate(source, options.clock) for name, source in sources.items()}
 
 
 def _processor_template(files: _Files) -> str | None:

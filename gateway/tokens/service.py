@@ -18,6 +18,7 @@ from gateway.config import CountingSettings, ModelSettings
 from gateway.tokens.backend import Backends, Post
 from gateway.tokens.errors import CannotCount, CannotLoad
 from gateway.tokens.estimate import Estimator, Size, size_of
+from gateway.tokens.growing import Counted
 from gateway.tokens.loading import WAIT_S, Loading
 from gateway.tokens.local import LocalCounter, TemplateOptions, load
 from gateway.tokens.media.errors import UnknownMedia
@@ -33,8 +34,11 @@ log = logging.getLogger("kvgate.tokens")
 
 # Rendering and encoding this much takes less than a millisecond; more is counted in a thread.
 INLINE_BYTES = 20_000
+# Finding out what of a request is known takes up to 1 ms a MB.
+INLINE_KNOWN_BYTES = 1_000_000
 _ENCODE_THREADS = 4
 _PLAIN = ModelSettings()
+Chain = tuple[tuple[int, int], ...]
 # What is distrusted when images are counted wrongly: their formulas, not the tokenizer.
 LOCAL_MEDIA = "local-media"
 
@@ -137,16 +141,18 @@ class Counter:
             return self._counted(state.estimator.estimate(size), CountKind.ESTIMATE, "estimate", ask, size)
         if isinstance(prompt, TokenPrompts):
             return self._counted(prompt.lengths, CountKind.EXACT, "given", ask, None)
+        chain: Chain = ()
         try:
             if ask.has_media and isinstance(prompt, ChatPrompt):
                 lengths = await self._count_media(prompt, model, state)
             else:
-                lengths = await self._count_locally(prompt, len(ask.body), model, state)
+                lengths, chain = await self._count_locally(prompt, len(ask.body), model, state)
         except (CannotCount, CannotLoad) as error:
             log.debug("%s: not counted locally: %s", model.name, error)
             return await self._count_elsewhere(ask, prompt, model, state, error)
         self._chose(model.name, state, "local", "")
-        return self._counted(lengths, _kind(prompt, exact=True), "local", ask, None)
+        count = self._counted(lengths, _kind(prompt, exact=True), "local", ask, None)
+        return replace(count, chain=chain) if chain and ask.truncate_prompt_tokens is None else count
 
     async def message_tokens(self, ask: Ask, model: ServedModel) -> tuple[tuple[int, ...], int] | None:
         """Tokens of each message of a chat by itself, and of all else (tools, the template's own text).
@@ -224,7 +230,8 @@ class Counter:
             elif "local" in state.distrusted:
                 line = f"counted by the backends: {state.distrusted['local']}"
             else:
-                how = f"{local.encoder.name}: {local.note}; {local.content_format} content; {compared}"
+                chats = f"{local.content_format} content" if local.own is None else f"chats by {local.own.name}"
+                how = f"{local.encoder.name}: {local.note}; {chats}; {compared}"
                 line = f"counted locally with {source} ({how})"
         return f"{model.name}: {line}"
 
@@ -250,14 +257,22 @@ class Counter:
 
     async def _count_locally(
         self, prompt: ChatPrompt | TextPrompts, body_bytes: int, model: ServedModel, state: _State
-    ) -> tuple[int, ...]:
+    ) -> tuple[tuple[int, ...], Chain]:
         if "local" in state.distrusted:
             raise CannotCount(state.distrusted["local"])
         local = await self._local(model)
         defaults = self._models.get(model.name, _PLAIN).default_chat_template_kwargs
-        if body_bytes <= INLINE_BYTES and local.encoder.is_fast:
-            return local.count(prompt, defaults)
-        return await self._count_in_threads(local, prompt, defaults)
+        inline = body_bytes <= INLINE_BYTES and local.encoder.is_fast
+        if isinstance(prompt, ChatPrompt) and local.own is None:
+            if inline:
+                counted = local.begin(prompt, defaults)()
+            else:
+                known = local.count_known(prompt, defaults, INLINE_BYTES) if body_bytes <= INLINE_KNOWN_BYTES else None
+                counted = known or await self._count_chat(local, prompt, defaults)
+            return (counted.tokens,), counted.chain
+        if inline:
+            return local.count(prompt, defaults), ()
+        return await self._count_in_threads(local, prompt, defaults), ()
 
     async def _count_media(self, prompt: ChatPrompt, model: ServedModel, state: _State) -> tuple[int, ...]:
         for source in ("local", LOCAL_MEDIA):
@@ -273,7 +288,7 @@ class Counter:
     async def _remote_sizes(self, prompt: ChatPrompt) -> Mapping[str, ImageSize | AudioSize]:
         """Sizes of images at remote addresses, where they may be fetched."""
         allowed = self._settings.fetch_media
-        if allowed == "off":
+        if allowed == "never":
             return {}
         if self._fetcher is None:
             from gateway.tokens.media.fetch import MediaFetcher  # aiohttp is slow to import
@@ -288,11 +303,16 @@ class Counter:
         self, local: LocalCounter, prompt: ChatPrompt | TextPrompts, defaults: Mapping[str, Any]
     ) -> tuple[int, ...]:
         loop = asyncio.get_running_loop()
+        if isinstance(prompt, ChatPrompt) and local.own is not None:
+            return await loop.run_in_executor(self._encodes, local.count, prompt, defaults)
         if isinstance(prompt, ChatPrompt):
-            texts: tuple[str, ...] = (await loop.run_in_executor(self._renders, local.render, prompt, defaults),)
-        else:
-            texts = prompt.texts
-        return await loop.run_in_executor(self._encodes, local.encode, texts, prompt.add_special_tokens)
+            return ((await self._count_chat(local, prompt, defaults)).tokens,)
+        return await loop.run_in_executor(self._encodes, local.encode, prompt.texts, prompt.add_special_tokens)
+
+    async def _count_chat(self, local: LocalCounter, prompt: ChatPrompt, defaults: Mapping[str, Any]) -> Counted:
+        loop = asyncio.get_running_loop()
+        encode = await loop.run_in_executor(self._renders, local.begin, prompt, defaults)
+        return await loop.run_in_executor(self._encodes, encode)
 
     async def _count_elsewhere(
         self, ask: Ask, prompt: ChatPrompt | TextPrompts, model: ServedModel, state: _State, why: Exception
