@@ -14,12 +14,13 @@ import tempfile
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
+from unittest.mock import patch
 
 import httpx2
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "vllm"))
 
-from vllm_server import VllmServer
+from vllm_server import ENVIRONMENT, VllmServer
 
 RECORDS = Path(__file__).with_name("vllm_cpu.jsonl")
 KV_BYTES, WINDOW_TOKENS, BATCHED_TOKENS = 64 << 20, 4096, 1024
@@ -34,10 +35,7 @@ def server_of(record: dict[str, Any], folder: Path, port: int) -> VllmServer:
     flags += ["--kv-cache-memory-bytes", str(KV_BYTES)]
     for name, value in record["flags"].items():
         flags += [f"--{name}", str(value)]
-    # Whole GiB from the environment would win over the flag.
-    server = VllmServer(name=f"plan-{record['name']}", model=folder, port=port, served_model_name="m", flags=flags)
-    server.environment["VLLM_CPU_KVCACHE_SPACE"] = ""
-    return server
+    return VllmServer(name=f"plan-{record['name']}", model=folder, port=port, served_model_name="m", flags=flags)
 
 
 def exported(server: VllmServer) -> dict[str, float]:
@@ -53,7 +51,9 @@ def record(name: str, records: Sequence[dict[str, Any]], port: int) -> tuple[dic
     wanted = next(one for one in records if one["name"] == name)
     with tempfile.TemporaryDirectory() as folder:
         server = server_of(wanted, Path(folder), port)
-        server.start()
+        with patch.dict(ENVIRONMENT):
+            ENVIRONMENT.pop("VLLM_CPU_KVCACHE_SPACE")  # whole GiB, and they would win over the flag
+            server.start()
         try:
             server.wait_ready()
             return exported(server), server.log.read_text(errors="replace")

@@ -6,6 +6,7 @@ import statistics
 from pathlib import Path
 from typing import Any
 
+import planner_sizing
 import pytest
 from planner_reports import (
     REPORTS,
@@ -19,6 +20,10 @@ from planner_reports import (
     window_at,
     with_memory,
 )
+
+from gateway.planner.plan import Wish, make_plan
+from gateway.planner.source import load_subject
+from gateway.planner.versions import behaviour_of
 
 
 def _chosen(*fields: str) -> list[Any]:
@@ -95,6 +100,21 @@ def test_a_range_that_is_given_holds_what_was_logged() -> None:
         true = plan.kv_memory.value / (miss(report) + 1)
         held += plan.kv_memory.lowest <= true <= plan.kv_memory.highest
     assert held >= 0.9 * len(reports)
+
+
+def test_the_page_on_sizing_shows_what_is_planned_now() -> None:
+    page = planner_sizing.PAGE.read_text(encoding="utf-8")
+    start, end = planner_sizing.START, planner_sizing.END
+    assert f"{start}{planner_sizing.table()}{end}" in page, "run python tests/planner/planner_sizing.py"
+    wish = Wish()
+    behaviour = behaviour_of("0.24.0")
+    plan = make_plan(load_subject(planner_sizing.ROWS[0].model), planner_sizing.CARD, wish, behaviour, compare=False)
+    window = plan.largest_window
+    assert f"says {int(window.value):,}, range {int(window.lowest):,} to {int(window.highest):,}" in page
+    assert [
+        int(planner_sizing.plan(row, "auto", tuned=False).kv_bytes_per_token.value) >> 10
+        for row in (planner_sizing.ROWS[0], planner_sizing.ROWS[2], planner_sizing.ROWS[3])
+    ] == [256, 56, 192]
 
 
 @pytest.mark.parametrize("name", TABLES)
