@@ -234,7 +234,7 @@ class OverflowSettings(Section):
     pin_first_user: bool = Field(default=True, description="Keep the first user message, which often is the task.")
     tool_result_tokens: int = Field(default=256, ge=32, description="What an old tool result is shortened to.")
     trim_clients: tuple[str, ...] = Field(
-        default=("GitHubCopilotChat/", "Continue/"),
+        default=("GitHubCopilotChat/", "Continue/", "codex_exec/"),
         description="Words in the User-Agent of clients that auto trims at once, since a refusal ends their session.",
     )
     remember_s: Seconds = Field(default=21600.0, description="How long auto remembers a conversation it refused.")
