@@ -50,8 +50,9 @@ def assert_trimmed(answer: httpx2.Response, backends: Backends) -> None:
     """It was answered, it fits, its count is right, and the client was told what it had sent."""
     assert answer.status_code == 200, answer.text
     usage = answer.json()["usage"]
-    # Anthropic's input tokens are those that were in no cache.
-    sent = usage.get("prompt_tokens") or usage["input_tokens"] + (usage.get("cache_read_input_tokens") or 0)
+    # Anthropic's input tokens are those that neither came from the cache nor went into it.
+    cached = sum(usage.get(f"cache_{way}_input_tokens") or 0 for way in ("read", "creation"))
+    sent = usage.get("prompt_tokens") or usage["input_tokens"] + cached
     assert int(answer.headers["x-kvgate-prompt-tokens"]) == sent
     assert answer.headers["x-kvgate-count-kind"] == "exact"
     untrimmed = int(answer.headers["x-kvgate-untrimmed-prompt-tokens"])
