@@ -170,11 +170,12 @@ def make_plan(subject: Subject, card: Card, wish: Wish, behaviour: Behaviour, *,
     requested = _requested(card, utilization)
     pool, extra, budget = _deciding_stage(subject, card, wish, behaviour, run, requested, weights)
     capacity = pools.capacity(pool, _bytes(budget.value), window, behaviour)
-    sized = _sized(pool, budget, window, behaviour)
+    counted = replace(budget, kind=weakest(budget.kind, _geometry_kind(geometry)))
+    sized = _sized(pool, counted, window, behaviour)
     cap = geometry.max_position or _WIDEST_SEARCH
-    largest = _largest(pool, budget, max(cap, window), behaviour)
+    largest = _largest(pool, counted, max(cap, window), behaviour)
     limit, warnings = _limits(subject, card, wish, behaviour, window, seqs, capacity, budget, weights, largest, pool)
-    rows = _rows(subject, card, wish, behaviour, budget, window, batched) if compare else ()
+    rows = _rows(subject, card, wish, behaviour, counted, window, batched) if compare else ()
     low_fits = pools.capacity(pool, _bytes(budget.lowest), window, behaviour).fits
     high_fits = pools.capacity(pool, _bytes(budget.highest), window, behaviour).fits
     return Plan(
@@ -507,7 +508,8 @@ def _limits(
 
 
 def _geometry_kind(geometry: ModelGeometry) -> Kind:
-    return Kind.ESTIMATED if is_deepseek_v4(geometry.config) else Kind.EXACT
+    unknown = bool(geometry.architecture) and geometry.architecture not in known_architectures()
+    return Kind.ESTIMATED if unknown or is_deepseek_v4(geometry.config) else Kind.EXACT
 
 
 def _bytes(gib: float) -> int:

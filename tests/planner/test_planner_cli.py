@@ -177,6 +177,16 @@ def test_an_unknown_architecture_is_planned_from_its_fields(ask: Any, tmp_path: 
         (["Qwen/Qwen3-8B", "--vram", "8", "--vllm-version", "latest"], "not a vLLM version"),
         (["Qwen/Qwen3-8B", "--vram", "-1"], "memory in GiB, above 0"),
         (["Qwen/Qwen3-8B", "--vram", "8", "--lora", "x"], "number of adapters"),
+        (["Qwen/Qwen3-8B", "--vram", "nan"], "memory in GiB"),
+        (["Qwen/Qwen3-8B", "--kv-memory", "-1"], "in GiB, above 0"),
+        (["Qwen/Qwen3-8B", "--vram", "8", "--max-num-seqs", "-1"], "--max-num-seqs must be at least 1"),
+        (["Qwen/Qwen3-8B", "--vram", "8", "--max-num-batched-tokens", "0"], "must be at least 1"),
+        (["Qwen/Qwen3-8B", "--vram", "8", "--block-size", "0"], "--block-size must be at least 1"),
+        (["Qwen/Qwen3-8B", "--vram", "8", "--concurrency", "0"], "--concurrency must be at least 1"),
+        (["Qwen/Qwen3-8B", "--vram", "8", "--max-num-seqs", "64", "--max-num-batched-tokens", "32"], "vLLM refuses"),
+        (["Qwen/Qwen3-8B", "--vram", "8", "--speculative", '{"method":"mtp","num_speculative_tokens":"x"}'], "whole"),
+        (["Qwen/Qwen3-8B", "--vram", "8", "--speculative", "mtp:0"], "at least 1 token"),
+        (["Qwen/Qwen3-8B", "--vram", "8", "--picture", "/nowhere/at/all.svg"], "cannot write"),
         (["Qwen/Qwen3-8B", "--vram", "8", "--csv"], "belong to --matrix"),
         (["--vram", "8"], "give one MODEL"),
         (["openai/gpt-oss-20b", "--gpu", "H100", "--tp", "2", "--dcp", "2"], "sliding-window"),
@@ -389,3 +399,20 @@ def test_a_concurrency_that_is_not_held_is_no_success(ask: Any) -> None:
     assert status == 1
     assert "of the 8 requests asked for" in " ".join(out.split())
     assert json.loads(ask(*words, "--concurrency", "2", "--json")[1])["holds_concurrency"]
+
+
+def test_an_unknown_architecture_gives_a_marked_partial_answer(ask: Any, tmp_path: Path) -> None:
+    config = _config(tmp_path, architectures=["WhoKnowsForCausalLM"], model_type="whoknows")
+    status, out, _ = ask(config, "--kv-memory", "1", "--json")
+    plan = json.loads(out)
+    assert status == 0
+    assert "no architecture WhoKnowsForCausalLM" in plan["partial"]
+    assert {plan[name]["kind"] for name in ("kv_bytes_per_token", "kv_cache_size_tokens")} == {"estimated"}
+    known = _config(tmp_path, architectures=["LlamaForCausalLM"])
+    assert json.loads(ask(known, "--kv-memory", "1", "--json")[1])["kv_cache_size_tokens"]["kind"] == "exact"
+
+
+def test_a_release_outside_what_is_known_is_said(ask: Any) -> None:
+    for version, words in (("9.9", "newer than"), ("0.3.0", "older than")):
+        out = ask("Qwen/Qwen3-8B", "--gpu", "RTX 4090", "--vllm-version", version, "--json")[1]
+        assert any(words in warning for warning in json.loads(out)["warnings"])
