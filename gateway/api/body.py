@@ -10,6 +10,7 @@ from typing import Any
 
 import orjson
 
+from gateway.api.growing import GrowingBodies
 from gateway.exceptions import BadRequest
 
 # Deeper nesting is taken for an attack. It is where orjson stops encoding; real tool schemas stay below 30.
@@ -22,6 +23,7 @@ _TRUE = frozenset({"1", "true", "t", "yes", "y", "on"})
 _INTEGER = re.compile(r"\s*[+-]?[0-9]{1,40}(?:\.0*)?\s*", re.ASCII)
 _LEAST_DEEP_BYTES = 2 * MAX_DEPTH
 _BOM = b"\xef\xbb\xbf"
+_bodies = GrowingBodies(96 << 20)
 
 
 class LenientObject(dict[str, Any]):
@@ -31,8 +33,13 @@ class LenientObject(dict[str, Any]):
 def parse_object(body: bytes, content_type: str | None) -> dict[str, Any]:
     """The JSON object in ``body``, with what Python's ``json`` (so vLLM) takes beyond the standard: NaN, lone
     surrogates; the last of equal keys wins. Integers beyond 64 bits may come as floats. Raises ``BadRequest``.
+
+    What is in the object may be shared with the objects of other bodies: nothing of it may be changed.
     """
     require_json(content_type)
+    document = _bodies.parse(body)
+    if document is not None:
+        return document
     document = _parse(body)
     if not isinstance(document, dict):
         raise BadRequest(f"The request body must be a JSON object, not {_named(document)}.")

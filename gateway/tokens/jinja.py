@@ -49,6 +49,12 @@ _STRING_METHODS = frozenset(
 _LOOP_ATTRIBUTES = frozenset(
     {"depth", "depth0", "first", "index", "index0", "last", "length", "nextitem", "previtem", "revindex", "revindex0"}
 )
+_NONE: frozenset[str] = frozenset()
+_SAFE: dict[type, frozenset[str]] = {
+    LoopContext: _LOOP_ATTRIBUTES,
+    TailLoop: _LOOP_ATTRIBUTES,
+    str: _STRING_METHODS,
+}
 # ``join`` runs through what it is given, which might end with StopIteration: the sandbox has a rule for that.
 _DIRECT_CALLS: dict[type, frozenset[str]] = {str: _STRING_METHODS - {"join"}, dict: _DICT_METHODS}
 
@@ -74,17 +80,13 @@ class Environment(jinja2.sandbox.ImmutableSandboxedEnvironment):  # type: ignore
                     return self.undefined(obj=obj, name=attribute)
             if attribute in _DICT_METHODS:
                 return getattr(obj, attribute)
-        elif kind is Namespace:
-            if attribute[:1] != "_":
-                try:
-                    return getattr(obj, attribute)
-                except AttributeError:
-                    return self.undefined(obj=obj, name=attribute)
-        elif kind is str:
-            if attribute in _STRING_METHODS:
-                return getattr(obj, attribute)
-        elif (kind is LoopContext or kind is TailLoop) and attribute in _LOOP_ATTRIBUTES:
+        elif attribute in _SAFE.get(kind, _NONE):
             return getattr(obj, attribute)
+        elif kind is Namespace and attribute[:1] != "_":
+            try:
+                return getattr(obj, attribute)
+            except AttributeError:
+                return self.undefined(obj=obj, name=attribute)
         return super().getattr(obj, attribute)
 
     def call(__self, __context: Any, __obj: Any, *args: Any, **kwargs: Any) -> Any:

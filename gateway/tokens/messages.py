@@ -99,17 +99,17 @@ def _flag(value: Any) -> bool | None:
 
 
 def _message(message: Any, content_format: ContentFormat) -> Message:
-    if not isinstance(message, Mapping):
+    if type(message) is not dict and not isinstance(message, Mapping):  # the first is quick, and almost always so
         raise CannotCount("a message is not an object", refused=True)
     role = message.get("role")
     if not isinstance(role, str):
         raise CannotCount("a message has no role", refused=True)
-    parts = _parts(message.get("content"))
-    if role == "system":
-        parts = [kept for part in parts if (kept := _without_billing_header(part)) is not None]
-    # Empty parts leave no newline behind when texts are joined (vLLM keeps what is truthy: a string or a whole part).
-    content = [read for part in parts if (read := _part(part, content_format))]
-    rendered: Message = {"role": role, "content": content if content_format == "openai" else "\n".join(content)}
+    content = message.get("content")
+    if type(content) is not str or content.startswith(_BILLING_HEADER):
+        content = _content(content, role, content_format)
+    elif content_format == "openai":
+        content = [{"type": "text", "text": content}] if content else []
+    rendered: Message = {"role": role, "content": content}
     if role == "assistant":
         _add_assistant_keys(rendered, message)
     elif role == "tool":
@@ -122,6 +122,15 @@ def _message(message: Any, content_format: ContentFormat) -> Message:
     if role == "developer":
         rendered["tools"] = message.get("tools")
     return rendered
+
+
+def _content(content: Any, role: str, content_format: ContentFormat) -> str | list[Any]:
+    parts = _parts(content)
+    if role == "system":
+        parts = [kept for part in parts if (kept := _without_billing_header(part)) is not None]
+    # Empty parts leave no newline behind when texts are joined (vLLM keeps what is truthy: a string or a whole part).
+    read = [shown for part in parts if (shown := _part(part, content_format))]
+    return read if content_format == "openai" else "\n".join(read)
 
 
 def _add_assistant_keys(rendered: Message, message: Mapping[str, Any]) -> None:
@@ -206,8 +215,8 @@ def _flat_tool_result(content: Any) -> Any:
 
 def _tool_call(call: Any) -> dict[str, Any]:
     """One past tool call: pydantic's key order (id, function, type, others), arguments as an object."""
-    function = call.get("function") if isinstance(call, Mapping) else None
-    if not isinstance(function, Mapping) or call.get("type", "function") != "function":
+    function = call.get("function") if type(call) is dict or isinstance(call, Mapping) else None
+    if not isinstance(function, dict | Mapping) or call.get("type", "function") != "function":
         raise CannotCount("past tool calls must be of type function", refused=True)
     called = _ordered(function, ("arguments", "name"))
     called["arguments"] = _arguments(function.get("arguments"))
@@ -216,7 +225,9 @@ def _tool_call(call: Any) -> dict[str, Any]:
 
 def _ordered(mapping: Mapping[str, Any], first: Sequence[str]) -> dict[str, Any]:
     ordered = {key: mapping[key] for key in first if key in mapping}
-    return ordered | {key: mapping[key] for key in mapping if key not in ordered}
+    if len(ordered) < len(mapping):
+        ordered |= {key: mapping[key] for key in mapping if key not in ordered}
+    return ordered
 
 
 def _arguments(value: Any) -> dict[str, Any]:
