@@ -14,6 +14,7 @@ import re
 from pathlib import Path
 from typing import Annotated, Any, Literal
 from urllib.parse import urlsplit
+from zoneinfo import ZoneInfo
 
 import yaml
 from pydantic import BaseModel, ConfigDict, Field, SecretStr, ValidationError, field_validator, model_validator
@@ -156,6 +157,10 @@ class ModelSettings(Section):
     render_url: str | None = Field(
         default=None, description="Base URL of a `vllm launch render` beside the backends, which then counts."
     )
+    timezone: str | None = Field(
+        default=None, description="Server's time zone (Europe/Paris) for prompts with a date. Default: this machine's."
+    )
+    start_date: str | None = Field(default=None, description="As the server's VLLM_SYSTEM_START_DATE (gpt-oss).")
     output_floor_tokens: Tokens | None = Field(default=None, description="Overrides fitting.output_floor_tokens.")
     overflow: PolicyName | None = Field(default=None, description="Overrides overflow.policy.")
     larger_model: str | None = Field(
@@ -164,6 +169,14 @@ class ModelSettings(Section):
     client_window_tokens: Tokens | None = Field(
         default=None, description="Window that clients take for granted; reported usage is scaled to it."
     )
+
+    @field_validator("timezone")
+    @classmethod
+    def _known(cls, value: str | None) -> str | None:
+        try:
+            return value if value is None else ZoneInfo(value).key
+        except (OSError, ValueError, LookupError):
+            raise ValueError(f"there is no time zone {value!r} on this machine") from None
 
     @field_validator("render_url")
     @classmethod

@@ -43,6 +43,7 @@ class HarmonyChats:
     name = "oss-harmony"
     is_text = False
     tokenize_differs = True
+    truncates = False
     uses_template = True
 
     def __init__(self, ordinary: CountOrdinary | None, clock: BackendClock) -> None:

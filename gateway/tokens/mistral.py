@@ -59,6 +59,7 @@ class MistralChats:
     name = "mistral-common"
     is_text = False
     tokenize_differs = True
+    truncates = True
     uses_template = False
 
     def __init__(self, encoder: MistralEncoder) -> None:

@@ -15,12 +15,14 @@ class OwnChats(Protocol):
 
     ``variables``: the template kwargs of a request, merged. ``name`` says by whose rules it goes; ``is_text``: what
     ``render`` returns is what is encoded; ``tokenize_differs``: the server's ``/tokenize`` goes by other rules;
+    ``truncates``: of chats, ``truncate_prompt_tokens`` is heeded;
     ``uses_template``: vLLM loads the model's chat template all the same (and asks it about system messages).
     """
 
     name: str
     is_text: bool
     tokenize_differs: bool
+    truncates: bool
     uses_template: bool
 
     def tokens(self, prompt: ChatPrompt, variables: Mapping[str, Any]) -> int:
@@ -44,6 +46,7 @@ class TextChats:
 
     is_text = True
     tokenize_differs = False
+    truncates = True
     uses_template = False
 
     def __init__(self, name: str, form: TextFormat, encoder: Encoder) -> None:

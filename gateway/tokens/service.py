@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any
 
 from gateway.config import CountingSettings, ModelSettings
 from gateway.tokens.backend import Backends, Post
+from gateway.tokens.clock import BackendClock
 from gateway.tokens.errors import CannotCount, CannotLoad
 from gateway.tokens.estimate import Estimator, Size, size_of
 from gateway.tokens.growing import Counted
@@ -151,8 +152,16 @@ class Counter:
             log.debug("%s: not counted locally: %s", model.name, error)
             return await self._count_elsewhere(ask, prompt, model, state, error)
         self._chose(model.name, state, "local", "")
+        if self._is_never_cut(prompt, model):
+            ask = replace(ask, truncate_prompt_tokens=None)
         count = self._counted(lengths, _kind(prompt, exact=True), "local", ask, None)
         return replace(count, chain=chain) if chain and ask.truncate_prompt_tokens is None else count
+
+    def _is_never_cut(self, prompt: ChatPrompt | TextPrompts, model: ServedModel) -> bool:
+        """Whether the server pays no heed to ``truncate_prompt_tokens``."""
+        local = self.local(model)
+        own = local.own if local is not None else None
+        return isinstance(prompt, ChatPrompt) and prompt.responses is None and own is not None and not own.truncates
 
     async def message_tokens(self, ask: Ask, model: ServedModel) -> tuple[tuple[int, ...], int] | None:
         """Tokens of each message of a chat by itself, and of all else (tools, the template's own text).
@@ -386,6 +395,7 @@ class Counter:
             None if given == "auto" else given,
             override.trust_request_chat_template,
             override.exclude_tools_when_tool_choice_none,
+            BackendClock(override.timezone, override.start_date),
         )
         return options, override.tokenizer or model.root
 

@@ -40,19 +40,24 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--only", help="models by name, with commas between; the results of others are kept")
     parser.add_argument("--port", type=int, default=PORT, help="of the vLLM server")
+    parser.add_argument("--recount", action="store_true", help="ask no vLLM: hold our counts against what was recorded")
     options = parser.parse_args()
     names = options.only.split(",") if options.only else list(MODELS)
-    results = read_results()
-    for name in names:
-        model = MODELS[name]
+    for name in names if not options.recount else ():
         try:
-            results["models"] |= measure(model, options.port)
+            keep(measure(MODELS[name], options.port))
         except (CannotFetch, ServerFailed) as error:
             print(f"{name}: not measured: {error}", flush=True)
+    return report(read_results(), names)
+
+
+def keep(record: dict[str, Any]) -> None:
+    """Write what was measured into the file, families in their order."""
+    results = read_results()
+    results["models"] |= record
     order = [family.name for family in FAMILIES]
     results["models"] = dict(sorted(results["models"].items(), key=lambda item: order.index(item[0])))
     RESULTS.write_text(json.dumps(results, ensure_ascii=False, indent=1) + "\n", encoding="utf-8")
-    return report(results)
 
 
 def read_results() -> dict[str, Any]:
@@ -115,12 +120,12 @@ def ask(client: httpx2.Client, body: Body, family: Family) -> int | str:
     return f"{answer.status_code}: {' '.join(str(document['error']['message']).split())[:160]}"
 
 
-def report(results: dict[str, Any]) -> int:
+def report(results: dict[str, Any], models: Sequence[str]) -> int:
     """Print where we differ; 1 if we do."""
     different = 0
     for family in FAMILIES:
         record = results["models"].get(family.name)
-        if record is None:
+        if record is None or family.model not in models:
             continue
         try:
             recount = Recount(family, record["date"])

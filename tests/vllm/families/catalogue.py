@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
 # Two layers of 64; a head size of 32 is the smallest that vLLM's CPU attention takes.
@@ -33,20 +33,28 @@ class Model:
     config: Mapping[str, Any]
     flags: tuple[str, ...] = ()
 
-    def config_json(self) -> dict[str, Any]:
-        """The whole ``config.json``."""
-        return {"architectures": [self.architecture], "vocab_size": self.vocab_size, **_LAYERS, **self.config}
+    def config_json(self, architecture: str | None = None) -> dict[str, Any]:
+        """The whole ``config.json``, with ``architecture`` in the place of its own."""
+        architectures = [architecture or self.architecture]
+        return {**_LAYERS, "vocab_size": self.vocab_size, "architectures": architectures, **self.config}
 
 
 @dataclass(frozen=True, slots=True)
 class Family:
-    """A row of the table: a template on a model. ``template`` ``None``: the tokenizer's own, or no Jinja at all."""
+    """A row of the table: a template on a model. ``template`` ``None``: the tokenizer's own, or no Jinja at all.
+
+    ``architecture``: of the real model, where a server on CPU needs another that is told how to render.
+    """
 
     name: str
     model: str
     template: str | None
-    main: bool = True
-    kwargs: tuple[Mapping[str, Any], ...] = field(default=())
+    kwargs: tuple[Mapping[str, Any], ...] = ()
+    architecture: str | None = None
+
+
+def _mode(mode: str, tool_parser: str = "hermes") -> tuple[str, ...]:
+    return ("--tokenizer-mode", mode, "--tool-call-parser", tool_parser)
 
 
 _LLAMA = {"model_type": "llama", "rope_theta": 500000.0}
@@ -81,9 +89,24 @@ MODELS: dict[str, Model] = {
         ),
         Model("gemma4", "gemma4", 262144, "LlamaForCausalLM", _LLAMA),
         Model(
-            "deepseek-v3.2", "deepseek_v4", 129280, "DeepseekV32ForCausalLM", _DEEPSEEK | {"model_type": "deepseek_v32"}
+            "gpt-oss",
+            "gptoss",
+            201088,
+            "GptOssForCausalLM",
+            {
+                "model_type": "gpt_oss",
+                "num_local_experts": 4,
+                "num_experts_per_tok": 2,
+                "sliding_window": 128,
+                "layer_types": ["sliding_attention", "full_attention"],
+                "rope_theta": 150000.0,
+                "tie_word_embeddings": False,
+            },
+            flags=("--tool-call-parser", "openai"),
         ),
-        Model("deepseek-v4", "deepseek_v4", 129280, "DeepseekV4ForCausalLM", _DEEPSEEK | {"model_type": "deepseek_v4"}),
+        Model("mistral", "tekken", 131072, "LlamaForCausalLM", _LLAMA, flags=_mode("mistral", "mistral")),
+        Model("deepseek-v3.2", "deepseek_v4", 129280, "LlamaForCausalLM", _LLAMA, flags=_mode("deepseek_v32")),
+        Model("deepseek-v4", "deepseek_v4", 129280, "LlamaForCausalLM", _LLAMA, flags=_mode("deepseek_v4")),
     )
 }
 
@@ -114,5 +137,9 @@ FAMILIES: tuple[Family, ...] = (
     Family("Nemotron 3 Nano", "qwen3", "trl/nemotron_3_nano"),
     Family("Granite 4", "qwen3", "llama.cpp/ibm-granite-granite-4.0"),
     Family("Seed-OSS", "qwen3", "llama.cpp/ByteDance-Seed-OSS", kwargs=({"thinking_budget": 512},)),
+    Family("gpt-oss", "gpt-oss", None),
+    Family("Mistral (tekken)", "mistral", None),
+    Family("DeepSeek V3.2", "deepseek-v3.2", None, ({"thinking": True},), "DeepseekV32ForCausalLM"),
+    Family("DeepSeek V4", "deepseek-v4", None, ({"thinking": False},), "DeepseekV4ForCausalLM"),
     Family("Mistral Small 3.2 (Jinja)", "qwen3", "llama.cpp/Mistral-Small-3.2-24B-Instruct-2506"),
 )

@@ -1,4 +1,4 @@
-"""Folders that vLLM and the gateway load: a tiny model's ``config.json`` with a real tokenizer. There are no weights."""
+"""Folders that vLLM and the gateway load: a tiny model's ``config.json`` with a real tokenizer, and no weights."""
 
 from __future__ import annotations
 
@@ -11,14 +11,14 @@ from families.packages import CACHE
 from families.vocabularies import tokenizer_folder
 
 
-def model_folder(model: Model) -> Path:
-    """The folder of a tiny model, written anew. Raises ``packages.CannotFetch``."""
-    folder = CACHE / "models" / model.name
+def model_folder(model: Model, architecture: str | None = None) -> Path:
+    """The folder of a tiny model, written anew, perhaps under another architecture's name. Raises ``CannotFetch``."""
+    folder = CACHE / "models" / (f"{model.name}-{architecture}" if architecture else model.name)
     source = tokenizer_folder(model.tokenizer)
     folder.mkdir(parents=True, exist_ok=True)
     for file in source.iterdir():
         if file.name != "complete":
             shutil.copy(file, folder)
-    config = json.dumps(model.config_json(), indent=1)
+    config = json.dumps(model.config_json(architecture), indent=1)
     (folder / "config.json").write_text(config, encoding="utf-8")
     return folder
