@@ -63,6 +63,8 @@ def orphan_results(document: Document, facts: ModelFacts) -> dict[str, Any] | No
         if role == "assistant":
             calls = message.get("tool_calls")
             open_ids = {one.get("id") for one in calls if isinstance(one, dict)} if isinstance(calls, list) else set()
+        elif role == "user" and not facts.takes_open_calls:
+            open_ids = set()  # missing_results has answered them; what comes later comes too late
         elif role == "tool" and message.get("tool_call_id") not in open_ids:
             message = {"role": "user", "content": f"Result of a tool:\n{text_of(message.get('content'))}"}
         mended.append(message)
