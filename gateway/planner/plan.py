@@ -8,8 +8,8 @@ from dataclasses import dataclass, field, replace
 from gateway.planner import pool as pools
 from gateway.planner.architectures import known as known_architectures
 from gateway.planner.cards import Card
+from gateway.planner.checks import check_flags
 from gateway.planner.deepseek_v4 import build_v4_pool
-from gateway.planner.errors import ContradictoryFlags
 from gateway.planner.figures import GIB, Figure, Kind, weakest
 from gateway.planner.geometry import ModelGeometry, first_int, is_deepseek_v4
 from gateway.planner.hardware import OFFERED, Support, kv_support
@@ -24,7 +24,6 @@ from gateway.planner.weights import QUANT_BITS, Weights, weights_of
 
 _FALLBACK_WINDOW = 8192
 _WIDEST_SEARCH = 16 << 20
-_MOST_GIB = 1 << 20
 _CARD_SPREAD = 0.01
 _V4_DTYPES = ("auto", "fp8", "fp8_e4m3", "fp8_ds_mla")
 
@@ -158,7 +157,7 @@ class Plan:
 def make_plan(subject: Subject, card: Card, wish: Wish, behaviour: Behaviour, *, compare: bool = True) -> Plan:
     """Compute a plan. Raises ContradictoryFlags for flags that exclude each other."""
     wish = replace(wish, kv_dtype=canonical_kv_dtype(wish.kv_dtype))
-    _check(subject.geometry, wish)
+    check_flags(subject.geometry, wish)
     if wish.text_only and subject.geometry.multimodal:
         subject = subject.without_vision()
     geometry = subject.geometry
@@ -301,41 +300,6 @@ def default_block_tokens(geometry: ModelGeometry, card: Card) -> int:
     if sparse or (geometry.uses_mla and card.sm in (90, 100, 103)):
         return 64
     return 16
-
-
-def _check(geometry: ModelGeometry, wish: Wish) -> None:
-    for name, number in (
-        ("--tp", wish.tp),
-        ("--pp", wish.pp),
-        ("--dcp", wish.dcp),
-        ("--concurrency", wish.concurrency),
-        ("--max-num-seqs", wish.seqs),
-        ("--max-num-batched-tokens", wish.batched_tokens),
-        ("--block-size", wish.block_tokens),
-    ):
-        if number is not None and number < 1:
-            raise ContradictoryFlags(f"{name} must be at least 1.")
-    if wish.kv_memory_gib is not None and not 0 < wish.kv_memory_gib < _MOST_GIB:
-        raise ContradictoryFlags("--kv-memory is the KV memory of one GPU in GiB, above 0.")
-    if wish.seqs and wish.batched_tokens and wish.batched_tokens < wish.seqs:
-        raise ContradictoryFlags(
-            f"--max-num-batched-tokens {wish.batched_tokens} is less than --max-num-seqs {wish.seqs}; "
-            "vLLM refuses that."
-        )
-    if wish.utilization is not None and not 0 < wish.utilization <= 1:
-        raise ContradictoryFlags("--gpu-memory-utilization is a share between 0 and 1.")
-    if wish.context is not None and wish.context < 1:
-        raise ContradictoryFlags("--context must be at least 1 token.")
-    if geometry.attention_heads and geometry.attention_heads % wish.tp:
-        raise ContradictoryFlags(
-            f"--tp {wish.tp} does not divide the model's {geometry.attention_heads} attention heads; vLLM refuses that."
-        )
-    if wish.tp % wish.dcp:
-        raise ContradictoryFlags(f"--dcp {wish.dcp} must divide --tp {wish.tp}: it splits the same GPUs.")
-    if wish.pp > len(geometry.decoder_layers):
-        raise ContradictoryFlags(f"--pp {wish.pp} is more stages than the model has layers.")
-    if wish.dcp > 1 and any(layer.kind is LayerKind.SLIDING for layer in geometry.layers):
-        raise ContradictoryFlags("--dcp does not work with sliding-window layers.")
 
 
 def _batching(geometry: ModelGeometry, card: Card, wish: Wish, behaviour: Behaviour, window: int) -> tuple[int, int]:
