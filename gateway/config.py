@@ -63,7 +63,6 @@ RepairName = Literal[
     "content_type",
     "anthropic_blocks",
     "content_parts",
-    "string_content",
     "tool_calls",
     "tool_arguments",
     "missing_results",

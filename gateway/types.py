@@ -335,7 +335,7 @@ class ModelFacts:
 
     ``takes_…``: system messages at all, and elsewhere than first; developer messages; the same role twice in a row; an
     assistant's message first; a user's right after a tool's result; no user's message at all; calls without results and
-    results without calls; text in parts. ``nine_character_ids``: ids of tool calls must have that length (Mistral).
+    results without calls. ``nine_character_ids``: ids of tool calls must have that length (Mistral).
     ``vllm_version`` is the oldest that serves the model: major and minor.
     """
 
@@ -349,5 +349,4 @@ class ModelFacts:
     takes_no_user: bool = True
     takes_open_calls: bool = True
     takes_orphan_results: bool = True
-    takes_parts: bool = True
     nine_character_ids: bool = False

@@ -55,7 +55,6 @@ def facts_of(
         takes_no_user=not system or bool(text(_says("system"))),
         takes_open_calls=not calls or takes(_user(), _call(_SHORT_ID), _user(), tools=_TOOLS),
         takes_orphan_results=not calls or takes(_user(), _result(_SHORT_ID), tools=_TOOLS),
-        takes_parts=_MARK in (text({"role": "user", "content": [{"type": "text", "text": _MARK}]}) or ""),
         nine_character_ids=calls and not takes(_user(), _call(_LONG_ID), _result(_LONG_ID), tools=_TOOLS),
     )
 

@@ -120,17 +120,3 @@ def _result(part: dict[str, Any]) -> Message:
     if isinstance(content, list) and all(isinstance(item, dict) and item.get("type") == "text" for item in content):
         content = text_of(content)
     return {"role": "tool", "tool_call_id": part.get("tool_use_id"), "content": content or ""}
-
-
-def string_content(document: Document, facts: ModelFacts) -> dict[str, Any] | None:
-    """Text parts as one text, where vLLM hands parts to a template that cannot read them."""
-    if facts.takes_parts:
-        return None
-
-    def mend(message: Message) -> Message | None:
-        content = message.get("content")
-        if isinstance(content, list) and all(isinstance(p, dict) and p.get("type") == "text" for p in content):
-            return {**message, "content": text_of(content)}
-        return None
-
-    return each_message(document, mend)

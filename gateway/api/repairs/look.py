@@ -31,7 +31,7 @@ def look(messages: Any) -> frozenset[str]:
     """Marks of what stands in ``messages``; empty if they are no list of objects.
 
     ``name``: a null name; ``content``: content that is neither text nor parts; ``parts``, ``blocks``: parts of other
-    APIs; ``text_parts``: parts at all; ``calls``: tool calls at all, ``odd_calls``: some not in OpenAI's form;
+    APIs; ``calls``: tool calls at all, ``odd_calls``: some not in OpenAI's form;
     ``results``: tool results; ``system``: system or developer messages; ``developer``; ``late``: either beyond the
     first message; ``turns``: the same of user and assistant twice in a row, or a user's message right after a result.
     """
@@ -71,7 +71,6 @@ def look(messages: Any) -> frozenset[str]:
 
 def _look_at(content: Any, message: dict[str, Any], marks: set[str]) -> None:
     if content.__class__ is list:
-        marks.add("text_parts")
         for part in content:
             if part.__class__ is not dict:
                 marks.add("parts")

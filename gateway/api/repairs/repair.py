@@ -32,7 +32,6 @@ RULES: tuple[Rule, ...] = (
     Rule("content_type", _CHAT, content.content_type, "content"),
     Rule("anthropic_blocks", _CHAT, content.anthropic_blocks, "blocks"),
     Rule("content_parts", _CHAT, content.content_parts, "parts"),
-    Rule("string_content", _CHAT, content.string_content, "text_parts"),
     Rule("tool_calls", _CHAT, calls.tool_calls, "odd_calls"),
     Rule("tool_arguments", _CHAT, calls.tool_arguments, "calls"),
     Rule("missing_results", _CHAT, calls.missing_results, "calls"),
