@@ -9,7 +9,7 @@ PORT   ?= 8080
 ARGS   ?=
 
 .DEFAULT_GOAL := help
-.PHONY: bench help setup run run-vllm test test-vllm test-deploy lint format lock clean
+.PHONY: bench help setup run run-vllm test test-vllm test-deploy test-clients lint format lock clean
 
 help: ## list the targets
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## /  \1|/' | column -t -s '|'
@@ -52,6 +52,20 @@ test-deploy: setup ## a real Prometheus scrapes the gateway and answers every qu
 	@command -v prometheus >/dev/null || { echo "kvgate: needs the prometheus program on the PATH (Debian: apt-get install prometheus)"; exit 1; }
 	@echo "kvgate: starting Prometheus, two simulated backends and the gateway ..."
 	@$(BIN)/python -m pytest -m prometheus $(ARGS)
+
+# Other people's programs, so apart from everything else: 1.3 GB, most of it the agents' own runtimes.
+.cache/clients-node/.ready: tests/clients/package.json
+	@command -v npm >/dev/null || { echo "kvgate: needs Node.js 20 or newer with npm on the PATH (Debian: apt-get install nodejs npm)"; exit 1; }
+	@echo "kvgate: installing SDKs and coding agents of Node in .cache/clients-node (two minutes; only the first time) ..."
+	@mkdir -p .cache/clients-node && cp tests/clients/package.json .cache/clients-node/
+	@cd .cache/clients-node && npm install --no-audit --no-fund --loglevel=error && touch .ready
+
+$(VENV)/.clients: $(VENV)/.ready requirements/clients.txt
+	@$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-deps -r requirements/clients.txt && touch $@
+
+test-clients: setup $(VENV)/.clients .cache/clients-node/.ready ## real SDKs and coding agents against the gateway (4 minutes; records in .cache/clients)
+	@echo "kvgate: running SDKs and coding agents against the gateway in front of a scripted model ..."
+	@$(BIN)/python -m pytest -m clients tests/clients $(ARGS)
 
 # The router is optional: without it (no wheel for this machine) the rest is measured and the bench says so.
 .venv-bench/.ready:
