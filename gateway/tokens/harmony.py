@@ -176,4 +176,5 @@ class HarmonyChats:
         return int(self._encoding.encode(token, allowed_special="all")[0])
 
     def _slowly(self, text: str) -> int:
+        text.encode()  # a lone surrogate, which vLLM refuses, would be replaced
         return len(self._encoding.encode(text, disallowed_special=()))
