@@ -187,7 +187,7 @@ def _verdict(verdict: Fits | Overflow) -> str:
     offer = verdict.offers[0]
     if offer.output_tokens is None:
         return "fits"
-    return f"fits, output {'lowered to ' if offer.clamped else ''}{offer.output_tokens}"
+    return f"fits, output {'clamped to ' if offer.clamped else ''}{offer.output_tokens}"
 
 
 def _sentences(verdict: Fits | Overflow, chosen: Choice, shorter: Shorter | Untrimmable | None) -> list[str]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import math
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
@@ -24,6 +25,7 @@ T = TypeVar("T")
 _PARSERS = {Dialect.CHAT: chat.parse, Dialect.RESPONSES: responses.parse, Dialect.MESSAGES: messages.parse}
 # Sums of messages are a few tokens off; two tries have been enough, whatever the template.
 _TRIES = 5
+_FAR_OFF = 1.1
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,10 +58,10 @@ class Trimmer:
         found = await self.history(ask, model, count)
         if found is None:
             return Untrimmable(count.tokens, "Trimming is for conversations; this request holds none.")
-        history, scaled = found
-        slack_tokens, tokens = 0, count.tokens
+        slack_tokens, total_tokens, tokens = 0, count.tokens, count.tokens
         for _ in range(_TRIES):
-            plan = await self._in_thread(trim, history, limit_tokens, self._rules, scaled, slack_tokens)
+            history, measure = found
+            plan = await self._in_thread(trim, history, limit_tokens, self._rules, measure, slack_tokens)
             if isinstance(plan, Untrimmable):
                 return plan
             edits, summarised = await self._with_summary(ask, history, plan)
@@ -68,7 +70,12 @@ class Trimmer:
             tokens = counted.tokens
             if tokens <= limit_tokens or counted.kind is not CountKind.EXACT:
                 return Shorter(shorter, counted, plan, summarised)
-            slack_tokens = more_slack(slack_tokens, tokens - limit_tokens, limit_tokens)
+            if tokens > _FAR_OFF * plan.tokens_after:
+                # The sums were estimates: there was no tokenizer yet, or a backend said no more than "at least".
+                total_tokens = math.ceil(total_tokens * tokens / max(1, plan.tokens_after))
+                found = await self.history(ask, model, replace(count, tokens=total_tokens)) or found
+            else:
+                slack_tokens = more_slack(slack_tokens, tokens - limit_tokens, limit_tokens)
         return Untrimmable(tokens, "Trimming did not bring it below the limit.")
 
     async def history(self, ask: Ask, model: ServedModel, count: Count) -> tuple[History, Measure] | None:

@@ -137,8 +137,8 @@ def lines(explanation: Explanation) -> list[str]:
     said += _shortened([f"{one.number:>5}  {one.role:<10} {one.tokens:>9}" for one in explanation.messages])
     if explanation.messages:
         said.append(f"{'':>5}  {'(rest)':<10} {explanation.rest_tokens:>9}")
-    said += ["", f"{'backend':<24} {'window':>8}  verdict"]
-    said += [f"{window.backend:<24} {window.window_tokens:>8}  {window.verdict}" for window in explanation.windows]
+    said += ["", f"{'backend':<21} {'window':>8}  verdict"]
+    said += [f"{window.backend:<21} {window.window_tokens:>8}  {window.verdict}" for window in explanation.windows]
     said += ["", *(row for sentence in explanation.verdict for row in _wrapped(sentence, ""))]
     if explanation.edits:
         said += ["", *(row for edit in explanation.edits for row in _wrapped(edit, "  "))]
