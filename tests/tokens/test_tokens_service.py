@@ -16,6 +16,7 @@ from hypothesis import strategies as st
 from tokens_helpers import FakeBackend, chat_ask, llama_like, text_ask
 from tokens_known import KNOWN
 
+from gateway.api import pooling
 from gateway.config import CountingSettings, ModelSettings
 from gateway.tokens import loading, service
 from gateway.tokens.local import LocalCounter, TemplateOptions, load
@@ -274,10 +275,13 @@ async def test_settings_of_a_model_reach_its_counter(folder: str, tmp_path: Path
 async def test_gpt_oss_chats_are_only_estimated_by_tokenize(tmp_path: Path) -> None:
     source = llama_like(tmp_path)
     (source / "config.json").write_text(json.dumps({"architectures": ["GptOssForCausalLM"]}))
-    counter, model = counter_with(counts(7)), ServedModel("m", str(source), BACKENDS)
+    counter, model = counter_with(counts(7), distrust_after=1), ServedModel("m", str(source), BACKENDS)
+    await counter.warm(model)
     count = await counter.count(chat_ask(HELLO), model)
+    if count.source == "local":  # rendered here by openai-harmony; once it errs, /tokenize has another template
+        assert counter.observe("m", count, count.tokens + 5) == -5
+        count = await counter.count(chat_ask(HELLO), model)
     assert (count.kind, count.source) == (CountKind.ESTIMATE, "tokenize")
-    assert (await counter.count(text_ask("hello"), model)).source == "local"
 
 
 async def test_warming_says_which_source_was_chosen_and_why(folder: str) -> None:
@@ -313,6 +317,73 @@ async def test_a_server_with_another_template_is_found_out_before_its_first_requ
     line = await counter.warm(model)
     assert "counted by the backends: local counts were wrong, tokenize of the backend counts 3 where we count" in line
     assert (await counter.count(chat_ask(HELLO), model)).source == "tokenize"
+
+
+async def test_the_render_endpoint_comes_before_tokenize_and_a_sidecar_before_the_backends() -> None:
+    path = "/v1/chat/completions/render"
+    backend = FakeBackend((200, {"count": 7}), {path: (200, {"token_ids": [1, 2]})})
+    model = ServedModel("m", "/nowhere", BACKENDS)
+    count = await counter_with(backend).count(chat_ask(HELLO), model)
+    assert (count.tokens, count.kind, count.source) == (2, CountKind.EXACT, "render")
+    beside = {"m": ModelSettings(render_url="http://beside:9")}
+    await counter_with(backend, beside).count(chat_ask(HELLO), model)
+    assert [url for url, _, _ in backend.asked] == [f"http://a:1{path}", f"http://beside:9{path}"]
+
+
+async def test_a_tokenize_that_differs_from_the_render_endpoint_is_the_one_not_trusted(folder: str) -> None:
+    class Rendering(FakeBackend):
+        async def post(self, url: str, body: Any, headers: Any, timeout_s: float) -> Any:
+            if not url.endswith("/v1/chat/completions/render"):
+                return await super().post(url, body, headers, timeout_s)
+            fields = {key: body[key] for key in ("tools", "reasoning_effort") if key in body}
+            (tokens,) = LOADED[folder, TemplateOptions()].count(ChatPrompt(body["messages"], **fields), {})
+            return 200, {"token_ids": [0] * tokens}
+
+    changes: list[tuple[str, str, str]] = []
+    backend = Rendering((200, {"count": 3}))
+    counter = Counter(CountingSettings(), {}, backend.post, lambda *change: changes.append(change))
+    line = await counter.warm(ServedModel("m", folder, BACKENDS, vllm_version="0.32.0"))
+    assert "counted locally" in line
+    assert "render: equal on 5 of 5 probes" in line
+    assert changes == [("m", "tokenize", "lost")]
+    await counter.count(chat_ask(HELLO), ServedModel("m", folder, BACKENDS, vllm_version="0.33.0"))
+    assert changes[1:] == [("m", "tokenize", "regained")]
+
+
+async def test_pairs_are_counted_here_and_still_an_estimate(folder: str) -> None:
+    body = json.dumps({"query": "q", "documents": ["a", "b c"]}).encode()
+    ask = pooling.parse(body, "application/json", "/rerank")
+    count = await counter_with(down()).count(ask, ServedModel("m", folder))
+    assert (count.kind, count.source) == (CountKind.ESTIMATE, "local")
+    assert count.total_tokens == 3 + 4
+
+
+async def test_token_ids_and_their_strings(folder: str) -> None:
+    counter, model = counter_with(down()), ServedModel("m", folder)
+    ids = await counter.token_ids(TextPrompts(("Hello <|im_start|>é",)), 30, model)
+    assert ids is not None
+    assert ids.strings() == ["Hello", "Ġ", "<|im_start|>", "Ã©"]
+    assert len(ids.tokens) == 4
+    assert await counter.token_ids(TextPrompts(("\ud800",)), 30, model) is None
+    assert await counter.token_ids(ChatPrompt(HELLO, chat_template="{{ x }}"), 30, model) is None, "not trusted"
+    assert await counter.token_ids(TextPrompts(("x",)), 30, ServedModel("n", "/nowhere")) is None
+
+
+async def test_a_requests_own_template_is_rendered_where_the_server_trusts_it(folder: str) -> None:
+    ask = chat_ask(HELLO, chat_template=" a" * 5)
+    assert (await counter_with(down()).count(ask, ServedModel("m", folder))).kind is CountKind.ESTIMATE
+    trusting = counter_with(down(), {"m": ModelSettings(trust_request_chat_template=True)})
+    await trusting.warm(ServedModel("m", folder))
+    assert (await trusting.count(ask, ServedModel("m", folder))).tokens == 5
+
+
+async def test_tools_are_left_out_for_a_choice_of_none_where_the_server_does(folder: str) -> None:
+    tools = [{"type": "function", "function": {"name": "f"}}]
+    ask, model = chat_ask(HELLO, tools=tools, tool_choice="none"), ServedModel("m", folder)
+    shown = await counter_with(down()).count(ask, model)
+    hiding = counter_with(down(), {"m": ModelSettings(exclude_tools_when_tool_choice_none=True)})
+    await hiding.warm(model)
+    assert (await hiding.count(ask, model)).tokens == 10 < shown.tokens
 
 
 JSON = st.recursive(
