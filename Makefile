@@ -9,7 +9,7 @@ PORT   ?= 8080
 ARGS   ?=
 
 .DEFAULT_GOAL := help
-.PHONY: bench help setup run run-vllm test test-vllm test-deploy test-clients lint format lock clean
+.PHONY: bench conformance help setup run run-vllm test test-vllm test-deploy test-clients lint format lock clean
 
 help: ## list the targets
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## /  \1|/' | column -t -s '|'
@@ -47,6 +47,9 @@ test: setup lint ## lint, types and every test that needs no vLLM
 test-vllm: setup .venv-vllm/.ready ## the end-to-end suite against real vLLM servers on CPU
 	@echo "kvgate: starting two vLLM servers and running the end-to-end suite against them ..."
 	@$(BIN)/python -m pytest -m vllm $(ARGS)
+
+conformance: setup .venv-vllm/.ready ## our counts against real vLLM for every model family; writes docs/counting.md (20 minutes; ARGS=--only=qwen3)
+	@$(BIN)/python tests/vllm/conformance.py $(ARGS)
 
 test-deploy: setup ## a real Prometheus scrapes the gateway and answers every query of the dashboard
 	@command -v prometheus >/dev/null || { echo "kvgate: needs the prometheus program on the PATH (Debian: apt-get install prometheus)"; exit 1; }

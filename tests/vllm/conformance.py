@@ -14,19 +14,18 @@ import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from datetime import UTC, datetime
-from pathlib import Path
 from typing import Any
 
 import httpx2
 from conformance_count import Recount
-from conformance_requests import Body, requests
+from conformance_requests import Body, columns
+from conformance_table import RESULTS, read_results, totals, write
 from families.catalogue import FAMILIES, MODELS, Family, Model
 from families.models import model_folder
 from families.packages import CannotFetch
 from families.templates import template_file
 from vllm_server import ServerFailed, VllmServer
 
-RESULTS = Path(__file__).with_name("conformance.json")
 PORT = 18620
 WINDOW_TOKENS = 32768
 FLAGS = (
@@ -48,7 +47,7 @@ def main() -> int:
             keep(measure(MODELS[name], options.port))
         except (CannotFetch, ServerFailed) as error:
             print(f"{name}: not measured: {error}", flush=True)
-    return report(read_results(), names)
+    return report(names)
 
 
 def keep(record: dict[str, Any]) -> None:
@@ -58,14 +57,6 @@ def keep(record: dict[str, Any]) -> None:
     order = [family.name for family in FAMILIES]
     results["models"] = dict(sorted(results["models"].items(), key=lambda item: order.index(item[0])))
     RESULTS.write_text(json.dumps(results, ensure_ascii=False, indent=1) + "\n", encoding="utf-8")
-
-
-def read_results() -> dict[str, Any]:
-    """What was measured before."""
-    if RESULTS.is_file():
-        found: dict[str, Any] = json.loads(RESULTS.read_text(encoding="utf-8"))
-        return found
-    return {"models": {}}
 
 
 def measure(model: Model, port: int) -> dict[str, Any]:
@@ -78,19 +69,12 @@ def measure(model: Model, port: int) -> dict[str, Any]:
             record[family.name] = {
                 "date": datetime.now(UTC).strftime("%Y-%m-%d"),
                 "vllm": client.get("/version").json()["version"],
-                "usage": {column: [ask(client, body, family) for body in bodies] for column, bodies in columns(family)},
+                "usage": {
+                    name: [ask(client, each, family) for each in bodies] for name, bodies in columns(family.kwargs)
+                },
             }
             print(f"{family.name}: asked in {time.monotonic() - started:.1f} s", flush=True)
     return record
-
-
-def columns(family: Family) -> Iterator[tuple[str, Sequence[Body]]]:
-    """The columns of a family: the common ones, and its own template kwargs."""
-    for column, bodies in requests().items():
-        if column == "kwargs":
-            own = [{**bodies[2], "chat_template_kwargs": kwargs} for kwargs in family.kwargs]
-            bodies = [*bodies, *own]
-        yield column, bodies
 
 
 @contextmanager
@@ -120,29 +104,41 @@ def ask(client: httpx2.Client, body: Body, family: Family) -> int | str:
     return f"{answer.status_code}: {' '.join(str(document['error']['message']).split())[:160]}"
 
 
-def report(results: dict[str, Any], models: Sequence[str]) -> int:
-    """Print where we differ; 1 if we do."""
-    different = 0
+def report(models: Sequence[str]) -> int:
+    """Count what was recorded, print where we differ, and write the table. 1 if we differ or cannot count."""
+    failed = 0
     for family in FAMILIES:
+        results = read_results()
         record = results["models"].get(family.name)
         if record is None or family.model not in models:
             continue
         try:
-            recount = Recount(family, record["date"])
+            record["different"] = differences(family, record)
         except CannotFetch as error:
             print(f"{family.name}: not counted: {error}")
             continue
-        cells = 0
-        for column, bodies in columns(family):
-            for place, (body, theirs) in enumerate(zip(bodies, record["usage"][column], strict=True)):
-                ours = recount.count(body)
-                cells += 1
-                if isinstance(theirs, int) and ours != theirs:
-                    different += 1
-                    print(f"{family.name} / {column} #{place}: vLLM {theirs}, we {ours}")
-        print(f"{family.name}: {cells} requests", flush=True)
-    print(f"{different} requests differ")
-    return min(different, 1)
+        keep({family.name: record})
+        for column, found in record["different"].items():
+            for place, theirs, ours in found:
+                failed = 1
+                print(f"{family.name} / {column} #{place}: vLLM {theirs}, we {ours}")
+        print(f"{family.name}: counted", flush=True)
+    write(read_results())
+    counted, refused, different = totals(read_results())
+    print(f"{counted} requests, {different} differ; vLLM refused {refused}")
+    return failed
+
+
+def differences(family: Family, record: dict[str, Any]) -> dict[str, list[tuple[int, int, int]]]:
+    """Column to ``(place, vLLM's count, ours)`` of each request we count differently; ours is -1 if we cannot."""
+    recount = Recount(family, record["date"])
+    found: dict[str, list[tuple[int, int, int]]] = {}
+    for column, bodies in columns(family.kwargs):
+        for place, (body, theirs) in enumerate(zip(bodies, record["usage"].get(column, ()), strict=False)):
+            ours = recount.count(body)
+            if isinstance(theirs, int) and ours != theirs:
+                found.setdefault(column, []).append((place, theirs, ours if isinstance(ours, int) else -1))
+    return found
 
 
 if __name__ == "__main__":

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import random
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 Body = dict[str, Any]
@@ -135,6 +135,13 @@ def requests() -> dict[str, list[Body]]:
         "unicode": [_ask(_user(text)) for text in _unicode()],
         "20k-token code": [_ask(SYSTEM, _user(code()))],
     }
+
+
+def columns(own_kwargs: Sequence[Mapping[str, Any]]) -> Iterator[tuple[str, list[Body]]]:
+    """The columns of a family: the common ones, and its own template kwargs."""
+    for column, bodies in requests().items():
+        own = [{**bodies[2], "chat_template_kwargs": dict(kwargs)} for kwargs in own_kwargs if column == "kwargs"]
+        yield column, [*bodies, *own]
 
 
 _CONTINUE: Body = {"continue_final_message": True, "add_generation_prompt": False}
