@@ -55,8 +55,10 @@ class Stand:
         touched, self.touched = self.touched, set()
         return [self.at[name].view(now_s) for name in touched]
 
-    def reserve(self, name: str, need: Need, budget_tokens: int | None) -> Reservation:
-        return self.at[name].reserve(need, budget_tokens)
+    def reserve(
+        self, name: str, need: Need, budget_tokens: int | None, cached_tokens: int = 0, timed: bool = False
+    ) -> Reservation:
+        return self.at[name].reserve(need, budget_tokens, cached_tokens, timed)
 
     def backend(self, name: str) -> Backend:
         return Backend(name, self.at[name].url, None, None, 0.0)

@@ -28,7 +28,7 @@ from gateway.counting import Counting
 from gateway.exceptions import GatewayError, NoRoute
 from gateway.fitting import Fitter
 from gateway.fleet.fleet import Fleet
-from gateway.observe.gauges import fleet_gauges, gpu_gauges, queue_gauges
+from gateway.observe.gauges import fleet_gauges, gpu_gauges, learned_gauges, queue_gauges
 from gateway.observe.metrics import CONTENT_TYPE, Gauge, Metrics
 from gateway.relay.client import Receive, Scope, Send
 from gateway.relay.gate import Gate
@@ -194,7 +194,8 @@ class App:
 
     async def _status(self, request: Request) -> Response:
         self._keys.check(request.scope["headers"])
-        return _json({**self.fleet.describe(), **self.gate.stats()})
+        learned = {"expected_output_tokens": self.gate.expected_output_tokens()}
+        return _json({**self.fleet.describe(), **self.gate.stats(), **learned})
 
     def _records(self) -> list[ModelRecord]:
         return [
@@ -208,6 +209,7 @@ class App:
     def _gauges(self) -> Iterator[Gauge]:
         yield from fleet_gauges(self.fleet.records())
         yield from queue_gauges(self.gate.stats())
+        yield from learned_gauges(self.gate.expected_output_tokens())
         if self._gpus is not None:
             yield from gpu_gauges(self._gpus.latest())
 

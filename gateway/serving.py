@@ -36,7 +36,7 @@ from gateway.relay.events import EventStream
 from gateway.relay.exchange import HOP_BY_HOP, Progress, is_event_stream, passed_headers, relay_bytes, relay_events
 from gateway.relay.gate import Gate, Lease
 from gateway.relay.repair import StreamRepair
-from gateway.relay.sse import json_usage
+from gateway.relay.sse import cached_tokens_of, output_tokens_of, prompt_tokens_of, usage_of
 from gateway.relay.told import TRUE, UsageTold
 from gateway.relay.upstream import Upstream, UpstreamResponse
 from gateway.repairing import Repairer
@@ -269,6 +269,8 @@ class Serving:
             raise BackendFailed("The backend answered with something that is not JSON. Try again.")
         else:
             await relay_bytes(client, response, headers, lease, trace.progress, self._settings.relay)
+        if response.status < 400:
+            lease.finished(trace.progress.output_tokens, trace.progress.cached_tokens)
         self._check(trace)
 
     async def _relay_events(
@@ -328,10 +330,11 @@ class Serving:
         progress = trace.progress
         progress.first_byte_s = time.monotonic()
         try:
-            usage = json_usage(body)
+            usage = usage_of(body)
         except ValueError:
             raise BackendFailed("The backend answered with something that is not JSON. Try again.") from None
-        progress.prompt_tokens, progress.output_tokens = usage
+        progress.prompt_tokens, progress.output_tokens = prompt_tokens_of(usage), output_tokens_of(usage)
+        progress.cached_tokens = cached_tokens_of(usage)
         response.release()
         body = self._told(lease, trace).tell_in(body)
         await client.answer(response.status, headers, body)

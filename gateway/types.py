@@ -198,9 +198,13 @@ class BackendView:
 
     ``kv`` is ``None`` while the KV cache is unknown (no metrics); then placement goes by requests in flight.
     ``running``/``waiting`` are vLLM's own gauges, ``None`` when unseen; ``in_flight`` are our requests there, and
-    ``pending_prompt_tokens`` the prompts of those that have not begun to answer. ``accepting`` is false while nothing
-    may be sent for a moment, ``trial`` says that one request may go there to try a recovering backend, ``draining``
-    that an operator wants no more there.
+    ``pending_prompt_tokens`` the prompts of those that have not begun to answer, less what was cached of them.
+    ``accepting`` is false while nothing may be sent for a moment, ``trial`` says that one request may go there to try a
+    recovering backend, ``draining`` that an operator wants no more there.
+
+    ``prefill_s`` and ``output_s`` are its learned seconds a prompt token and an output token, ``None`` before that.
+    ``share``: work it is to get in comparison to others. ``epoch`` is another one when its process is; ``caches`` says
+    that it keeps prompt prefixes. ``loras`` are the LoRA adapters at work there, ``lora_slots`` how many there can be.
     """
 
     name: str
@@ -215,6 +219,13 @@ class BackendView:
     draining: bool = False
     pending_prompt_tokens: int = 0
     trial: bool = False
+    prefill_s: float | None = None
+    output_s: float | None = None
+    share: float = 1.0
+    epoch: int = 0
+    caches: bool = True
+    loras: frozenset[str] = frozenset()
+    lora_slots: int | None = None
 
 
 def footprint_blocks(prompt_tokens: int, output_tokens: int, n: int, block_size_tokens: int) -> int:
@@ -295,6 +306,7 @@ class Waiter:
     session: str = ""
     chain: tuple[tuple[int, int], ...] = ()
     adapter: bool = False
+    streamed: bool = False
 
     @property
     def offers(self) -> tuple[Offer, ...]:
@@ -311,11 +323,13 @@ class Waiter:
 
 @dataclass(frozen=True, slots=True)
 class Placed:
-    """Send it there now. ``tag`` was its place in the queue, to be had again if the backend fails it."""
+    """Send it there now. ``tag`` was its place in the queue, to be had again if the backend fails it;
+    ``matched_tokens`` of its prompt should be in the cache there."""
 
     sequence: int
     offer: Offer
     tag: float = 0.0
+    matched_tokens: int = 0
 
 
 @dataclass(frozen=True, slots=True)

@@ -16,6 +16,7 @@ from gateway.fleet.capacity import KvCapacity, kv_capacity, used_blocks
 from gateway.fleet.discovery import ModelCard, Probe, ProbeFailed
 from gateway.fleet.ledger import Ledger
 from gateway.fleet.metrics_text import Reading
+from gateway.fleet.rates import Rates
 from gateway.types import BackendView, Health, KvView, Need
 
 log = logging.getLogger("kvgate.fleet")
@@ -27,6 +28,7 @@ LEAST_PAUSE_S = 0.2
 VIEW_LIFE_S = 0.25
 
 _keys = itertools.count(1)
+NO_NEED = Need(0, 0)
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,27 +83,71 @@ class BackendRecord:
     restarts: int
     scrapes: int
     scrape_failures: int
+    prefill_tokens_per_s: float | None
+    output_tokens_per_s: float | None
+    loras: tuple[str, ...]
 
 
 class Reservation:
-    """What one request holds on a backend, from the moment it is placed until ``release``."""
+    """What one request holds on a backend, from the moment it is placed until ``release``.
 
-    __slots__ = ("_backend", "_key")
+    ``ahead_tokens``: prompt tokens to be worked on before its first byte, its own left out. ``timed``: the moments at
+    which it is told of bytes tell how fast the backend is.
+    """
 
-    def __init__(self, backend: WatchedBackend, key: int) -> None:
+    __slots__ = (
+        "_ahead_tokens",
+        "_backend",
+        "_first_s",
+        "_grown_tokens",
+        "_key",
+        "_need",
+        "_placed_s",
+        "cached_tokens",
+    )
+
+    def __init__(
+        self,
+        backend: WatchedBackend,
+        key: int,
+        need: Need = NO_NEED,
+        ahead_tokens: int = 0,
+        cached_tokens: int = 0,
+        timed: bool = False,
+    ) -> None:
         self._backend = backend
         self._key = key
+        self._need = need
+        self._ahead_tokens = ahead_tokens
+        self.cached_tokens = cached_tokens
+        self._placed_s = backend.now_s() if timed else None
+        self._first_s: float | None = None
+        self._grown_tokens = 0
+
+    @property
+    def grown_tokens(self) -> int:
+        """Tokens generated so far, over all sequences."""
+        return self._grown_tokens
 
     def first_byte(self) -> None:
         """The backend began to answer."""
         self._backend.ledger.first_byte(self._key)
+        if self._placed_s is not None and self._first_s is None:
+            self._first_s = self._backend.now_s()
 
     def grow(self, tokens: int) -> None:
         """So many more tokens were generated."""
+        self._grown_tokens += tokens
         self._backend.ledger.grow(self._key, tokens)
 
     def release(self) -> None:
         """Let go of everything. Doing so again changes nothing."""
+        if self._placed_s is not None and self._first_s is not None:
+            own_tokens = max(0, self._need.prompt_tokens - self.cached_tokens)
+            rates = self._backend.rates
+            rates.prefilled(self._ahead_tokens + own_tokens, self._first_s - self._placed_s)
+            rates.generated(self._grown_tokens // self._need.n - 1, self._backend.now_s() - self._first_s)
+        self._placed_s = None
         self._backend.ledger.release(self._key)
         self._backend.breaker.released(self._key)
 
@@ -125,6 +171,7 @@ class WatchedBackend:
         self.name = settings.label
         self.url = settings.url
         self.ledger = Ledger(self._touch)
+        self.rates = Rates()
         self.breaker = Breaker(fleet.failures_to_open, fleet.reopen_after_s)
         self.cards: tuple[ModelCard, ...] = ()
         self.windows: Mapping[str, int] = {}
@@ -195,12 +242,20 @@ class WatchedBackend:
         self._discover_at_s = 0.0
         self._wake.set()
 
-    def reserve(self, need: Need, budget_tokens: int | None) -> Reservation:
+    def reserve(
+        self, need: Need, budget_tokens: int | None, cached_tokens: int = 0, timed: bool = False
+    ) -> Reservation:
         """Enter a request into the ledger. Never fails: whether it fits was decided before."""
         key = next(_keys)
+        ledger = self.ledger
         self.breaker.placed(key, self._clock())
-        self.ledger.reserve(key, need.prompt_tokens, need.output_tokens, need.n, budget_tokens)
-        return Reservation(self, key)
+        reservation = Reservation(self, key, need, ledger.pending_prompt_tokens, cached_tokens, timed)
+        ledger.reserve(key, need.prompt_tokens, need.output_tokens, need.n, budget_tokens, cached_tokens)
+        return reservation
+
+    def now_s(self) -> float:
+        """The clock."""
+        return self._clock()
 
     def note_failure(self) -> None:
         """A request failed for the backend's sake."""
@@ -258,6 +313,13 @@ class WatchedBackend:
                 self.draining,
                 ledger.pending_prompt_tokens,
                 not closed and self.breaker.state(now_s) is BreakerState.HALF_OPEN,
+                self.rates.prefill_s,
+                self.rates.output_s,
+                self.settings.weight,
+                self._restarts,
+                self._reading.caches is not False,
+                self._reading.loras,
+                self._reading.lora_slots,
             )
             self._view_changes = ledger.changes
             self._view_until_s = now_s + VIEW_LIFE_S
@@ -293,6 +355,9 @@ class WatchedBackend:
             restarts=self._restarts,
             scrapes=self._scrapes,
             scrape_failures=self._scrape_failures,
+            prefill_tokens_per_s=_inverse(self.rates.prefill_s),
+            output_tokens_per_s=_inverse(self.rates.output_s),
+            loras=tuple(sorted(self._reading.loras)),
         )
 
     def _kv_record(self, view: KvView | None, stale: bool) -> KvRecord | None:
@@ -374,6 +439,7 @@ class WatchedBackend:
         self._error = None
         if is_restart(self._reading, reading):
             self._restarts += 1
+            self.rates.forget()
             log.info("backend %s was restarted", self.name)
             if not await self._discover():
                 return
@@ -415,6 +481,10 @@ def is_restart(before: Reading, after: Reading) -> bool:
     if before.started_s is not None and after.started_s is not None and before.started_s != after.started_s:
         return True
     return any(after.counters.get(name, value) < value for name, value in before.counters.items())
+
+
+def _inverse(seconds: float | None) -> float | None:
+    return None if not seconds else 1.0 / seconds
 
 
 def _updown(reachable: bool) -> str:

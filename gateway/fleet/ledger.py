@@ -30,6 +30,7 @@ class _Entry:
     expected_tokens: int
     budget_tokens: int | None
     n: int
+    uncached_tokens: int
     grown_tokens: int = 0
     begun: bool = False
     blocks: int = 0
@@ -73,7 +74,7 @@ class Ledger:
 
     @property
     def pending_prompt_tokens(self) -> int:
-        """Prompt tokens of our requests that have not begun to answer."""
+        """Prompt tokens, less what should be cached, of our requests that have not begun to answer."""
         return self._pending_tokens
 
     @property
@@ -130,16 +131,20 @@ class Ledger:
         expected_output_tokens: int,
         n: int = 1,
         budget_tokens: int | None = None,
+        cached_tokens: int = 0,
     ) -> None:
         """Enter a request that is being sent. Output figures are per sequence; ``n`` sequences share the prompt.
 
-        An expectation that is outgrown doubles, up to ``budget_tokens``. Raises ``ValueError`` if ``key`` is in use.
+        An expectation that is outgrown doubles, up to ``budget_tokens``. ``cached_tokens`` of the prompt should be in
+        the cache already: its blocks are needed all the same, but not the time.
+        Raises ``ValueError`` if ``key`` is in use.
         """
         if key in self._entries:
             raise ValueError(f"{key!r} is already in the ledger")
-        entry = _Entry(prompt_tokens, expected_output_tokens, budget_tokens, max(1, n))
+        uncached_tokens = max(0, prompt_tokens - cached_tokens)
+        entry = _Entry(prompt_tokens, expected_output_tokens, budget_tokens, max(1, n), uncached_tokens)
         self._entries[key] = entry
-        self._pending_tokens += prompt_tokens
+        self._pending_tokens += uncached_tokens
         self._reckon(entry)
         self._on_change()
 
@@ -149,7 +154,7 @@ class Ledger:
         if entry is not None and not entry.begun:
             entry.begun = True
             self.changes += 1
-            self._pending_tokens -= entry.prompt_tokens
+            self._pending_tokens -= entry.uncached_tokens
             self._on_change()
 
     def grow(self, key: Hashable, tokens: int) -> None:
@@ -172,7 +177,7 @@ class Ledger:
             return
         self.changes += 1
         if not entry.begun:
-            self._pending_tokens -= entry.prompt_tokens
+            self._pending_tokens -= entry.uncached_tokens
         self._ours_blocks -= entry.blocks
         self._peak_blocks -= entry.peak_blocks
         self._released_blocks += entry.blocks if entry.begun else entry.peak_blocks

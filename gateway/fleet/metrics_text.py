@@ -15,6 +15,7 @@ USAGE_NAMES = ("vllm:kv_cache_usage_perc", "vllm:gpu_cache_usage_perc")
 CONFIG_NAME = "vllm:cache_config_info"
 RUNNING_NAME = "vllm:num_requests_running"
 WAITING_NAME = "vllm:num_requests_waiting"
+LORA_NAME = "vllm:lora_requests_info"
 # Counters that only a new process sets back.
 COUNTER_NAMES = ("vllm:prompt_tokens_total", "vllm:generation_tokens_total", "vllm:num_preemptions_total")
 START_NAME = "process_start_time_seconds"
@@ -34,7 +35,8 @@ class Reading:
     ``engines`` are the data-parallel ranks this server reports for. ``blocks`` counts the KV blocks of all of them
     together, null blocks included (vLLM stamps the sum on each ``engine`` label). ``block_size_tokens`` is the
     smallest over KV groups and synced from the engine only since 0.24. ``cache_tokens`` is one engine's (0.24+).
-    ``usage_ratio`` is 0…1 by engine label. ``overridden`` says ``--num-gpu-blocks-override`` was given.
+    ``usage_ratio`` is 0…1 by engine label. ``overridden`` says ``--num-gpu-blocks-override`` was given, ``caches`` is
+    whether prompt prefixes are kept. ``loras`` are the LoRA adapters that run or wait, of ``lora_slots`` at a time.
     """
 
     engines: int = 1
@@ -45,6 +47,9 @@ class Reading:
     running: int | None = None
     waiting: int | None = None
     overridden: bool = False
+    caches: bool | None = None
+    loras: frozenset[str] = frozenset()
+    lora_slots: int | None = None
     started_s: float | None = None
     counters: Mapping[str, float] = field(default_factory=dict)
 
@@ -66,6 +71,7 @@ def parse(body: bytes) -> Reading:
     if size is None:
         size = _highest(_whole(item.get("block_size")) for item in labels)
     counters = {name: total for name in COUNTER_NAMES if (total := _sum(_by_engine(text, name))) is not None}
+    loras, lora_slots = _loras(text)
     return Reading(
         engines=max(1, len(engines)),
         blocks=blocks,
@@ -75,6 +81,9 @@ def parse(body: bytes) -> Reading:
         running=_count(_sum(running)),
         waiting=_count(_sum(_by_engine(text, WAITING_NAME))),
         overridden=any(_whole(item.get("num_gpu_blocks_override")) is not None for item in labels),
+        caches=_flag(item.get("enable_prefix_caching") for item in labels),
+        loras=loras,
+        lora_slots=lora_slots,
         started_s=_start(text),
         counters=counters,
     )
@@ -146,6 +155,25 @@ def _sum(family: Mapping[str, tuple[dict[str, str], float]]) -> float | None:
 
 def _count(value: float | None) -> int | None:
     return None if value is None else int(value)
+
+
+def _loras(text: str) -> tuple[frozenset[str], int | None]:
+    """The adapters at work and the slots for them. vLLM leaves a series behind for each set of adapters it ever had at
+    work; the value is the time of that, so the newest is true."""
+    newest: tuple[float, dict[str, str]] | None = None
+    for labels, value in samples(text, LORA_NAME):
+        if math.isfinite(value) and (newest is None or value > newest[0]):
+            newest = (value, labels)
+    if newest is None:
+        return frozenset(), None
+    names = (newest[1].get(f"{state}_lora_adapters", "").split(",") for state in ("running", "waiting"))
+    return frozenset(name.strip() for part in names for name in part if name.strip()), _whole(newest[1].get("max_lora"))
+
+
+def _flag(values: Iterator[str | None]) -> bool | None:
+    """Whether all say True; ``None`` if one says neither True nor False, or none says anything."""
+    said = set(values)
+    return True if said == {"True"} else False if said == {"False"} else None
 
 
 def _start(text: str) -> float | None:

@@ -56,6 +56,12 @@ def fleet_gauges(records: Iterable[BackendRecord]) -> Iterator[Gauge]:
             yield Gauge("backend_waiting_requests", "vLLM's own gauge.", record.waiting, label)
         if record.age_s is not None:
             yield Gauge("kv_observation_age_seconds", "Age of the last reading of /metrics.", record.age_s, label)
+        if record.prefill_tokens_per_s is not None:
+            text = "Prompt tokens a second, as learned from first bytes."
+            yield Gauge("backend_prefill_tokens_per_second", text, record.prefill_tokens_per_s, label)
+        if record.output_tokens_per_s is not None:
+            text = "Output tokens a second of one sequence, as learned from streams."
+            yield Gauge("backend_output_tokens_per_second", text, record.output_tokens_per_s, label)
         if record.kv is None:
             continue
         for name, (attribute, text) in KV.items():
@@ -68,6 +74,17 @@ def queue_gauges(stats: Mapping[str, float]) -> Iterator[Gauge]:
     yield Gauge("queue_requests", "Requests waiting for a place.", stats["waiting_requests"])
     yield Gauge("queue_bytes", "Bytes of their bodies.", stats["waiting_bytes"])
     yield Gauge("queue_tokens", "Prompt tokens of theirs.", stats["waiting_tokens"])
+    text = "Prompt tokens that were expected to be cached, of answers that tell."
+    yield Gauge("prefix_expected_tokens", text, stats["prefix_expected_tokens"])
+    text = "Those of them that were."
+    yield Gauge("prefix_confirmed_tokens", text, stats["prefix_confirmed_tokens"])
+
+
+def learned_gauges(output_tokens: Mapping[str, int]) -> Iterator[Gauge]:
+    """What answers are expected to take, by model."""
+    for model, tokens in output_tokens.items():
+        text = "Output tokens reserved for an answer whose budget does not bound it: learned from those before."
+        yield Gauge("expected_output_tokens", text, tokens, (("model", model),))
 
 
 def gpu_gauges(reading: GpuReading | None) -> Iterator[Gauge]:

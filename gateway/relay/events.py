@@ -6,6 +6,7 @@ from gateway.exceptions import GatewayError
 from gateway.relay.repair import StreamRepair
 from gateway.relay.sse import (
     EventSplitter,
+    cached_tokens_of,
     count_events,
     has_done,
     output_tokens_of,
@@ -18,7 +19,17 @@ from gateway.types import Ask, Dialect
 class EventStream:
     """Takes a backend's chunks and gives what goes to the client: whole events, less the usage it did not ask for."""
 
-    __slots__ = ("_ask", "_done", "_marked", "_new", "_repair", "_splitter", "output_tokens", "prompt_tokens")
+    __slots__ = (
+        "_ask",
+        "_done",
+        "_marked",
+        "_new",
+        "_repair",
+        "_splitter",
+        "cached_tokens",
+        "output_tokens",
+        "prompt_tokens",
+    )
 
     def __init__(self, ask: Ask, repair: StreamRepair | None = None) -> None:
         self._ask = ask
@@ -30,6 +41,7 @@ class EventStream:
         self._new = 0
         self.prompt_tokens: int | None = None
         self.output_tokens: int | None = None
+        self.cached_tokens: int | None = None
 
     @property
     def finished(self) -> bool:
@@ -70,4 +82,6 @@ class EventStream:
             prompt_tokens, output_tokens = prompt_tokens_of(usage), output_tokens_of(usage)
             self.prompt_tokens = self.prompt_tokens if prompt_tokens is None else prompt_tokens
             self.output_tokens = self.output_tokens if output_tokens is None else output_tokens
+            cached_tokens = cached_tokens_of(usage)
+            self.cached_tokens = self.cached_tokens if cached_tokens is None else cached_tokens
         return self._repair.passed(data, self.output_tokens) if data else data

@@ -52,6 +52,7 @@ class Progress:
     first_byte_s: float | None = None
     prompt_tokens: int | None = None
     output_tokens: int | None = None
+    cached_tokens: int | None = None
 
 
 def passed_headers(response: UpstreamResponse) -> list[tuple[str, str]]:
@@ -194,6 +195,7 @@ async def relay_events(
         watchdog.stop()
         response.close()
         progress.prompt_tokens, progress.output_tokens = events.prompt_tokens, events.output_tokens
+        progress.cached_tokens = events.cached_tokens
 
 
 async def relay_bytes(

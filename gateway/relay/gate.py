@@ -14,6 +14,7 @@ from gateway.config import PRIORITIES, PlacingSettings
 from gateway.exceptions import Busy, ContextOverflow, GatewayError, NoBackend
 from gateway.fleet.backend import Reservation
 from gateway.fleet.fleet import Backend
+from gateway.routing.lengths import OutputLengths
 from gateway.routing.need import budget_tokens, groups_of
 from gateway.routing.placer import Placer
 from gateway.types import BackendView, Decision, Need, Offer, Overflow, Placed, Refused, Waiter, Wish
@@ -26,6 +27,7 @@ DRAIN_WEIGHT = 0.1
 
 
 NO_WISH = Wish()
+WHOLE = 1 << 40  # tokens: what nothing but the budget bounds
 
 
 class GateFleet(Protocol):
@@ -37,7 +39,9 @@ class GateFleet(Protocol):
     def changed(self, now_s: float) -> Iterable[BackendView]:
         """The backends that look otherwise than at the last call; at the first, all."""
 
-    def reserve(self, name: str, need: Need, budget_tokens: int | None) -> Reservation:
+    def reserve(
+        self, name: str, need: Need, budget_tokens: int | None, cached_tokens: int = 0, timed: bool = False
+    ) -> Reservation:
         """Enter a request into a backend's ledger."""
 
     def backend(self, name: str) -> Backend:
@@ -48,7 +52,8 @@ class Lease:
     """A place on a backend: KV blocks are reserved there until ``release``, which may be called any number of times."""
 
     __slots__ = (
-        "_gate", "_reservation", "backend", "deadline_s", "offer", "rank", "released", "sequence", "tag", "waited_s",
+        "_begun", "_finished", "_gate", "_matched_tokens", "_reservation", "_waiter", "backend", "offer",
+        "released", "tag", "waited_s",
     )  # fmt: skip
 
     def __init__(
@@ -56,31 +61,58 @@ class Lease:
     ) -> None:
         self._gate = gate
         self._reservation = reservation
+        self._waiter = waiter
+        self._matched_tokens = placed.matched_tokens
+        self._begun = False
+        self._finished = False
         self.backend = backend
         self.offer = placed.offer
         self.waited_s = now_s - waiter.arrived_s
-        self.sequence = waiter.sequence
-        self.rank = waiter.rank
         self.tag = placed.tag
-        self.deadline_s = waiter.deadline_s
         self.released = False
 
     def __repr__(self) -> str:
         return f"<Lease {self.sequence} on {self.backend.name}{', released' if self.released else ''}>"
 
+    @property
+    def sequence(self) -> int:
+        """Its number in the order of arrival."""
+        return self._waiter.sequence
+
+    @property
+    def deadline_s(self) -> float:
+        """When its wait would have been over."""
+        return self._waiter.deadline_s
+
+    @property
+    def rank(self) -> int:
+        """Its priority class."""
+        return self._waiter.rank
+
     def first_byte(self) -> None:
         """The backend began to answer."""
+        self._begun = True
         self._reservation.first_byte()
 
     def grow(self, tokens: int) -> None:
         """So many more tokens were generated, over all sequences."""
         self._reservation.grow(tokens)
 
+    def finished(self, output_tokens: int | None, cached_tokens: int | None) -> None:
+        """The answer came to its end; its usage tells so many output tokens, and cached ones of the prompt."""
+        self._finished = True
+        if cached_tokens is not None:
+            self._reservation.cached_tokens = cached_tokens
+        self._gate.answered(self._waiter, self.offer, self._matched_tokens, output_tokens, cached_tokens)
+
     def release(self) -> None:
         """Give the place back and let others have it."""
         if not self.released:
             self.released = True
             self._reservation.release()
+            if not self._finished:
+                grown_tokens = self._reservation.grown_tokens
+                self._gate.broken_off(self._waiter, self.offer, self._matched_tokens, self._begun, grown_tokens)
             self._gate.let_go(self)
 
 
@@ -115,6 +147,7 @@ class Gate:
         self._fleet = fleet
         self._settings = settings
         self._placer = Placer(settings)
+        self._lengths = OutputLengths()
         self._queue: dict[int, _Entry] = {}  # by sequence, which is the order of arrival
         self._queue_bytes = 0
         self._queue_tokens = 0
@@ -181,6 +214,25 @@ class Gate:
         if self._queue and self._run is None:
             self._run = asyncio.get_running_loop().call_soon(self._run_now)
 
+    def answered(
+        self, waiter: Waiter, offer: Offer, matched_tokens: int, output_tokens: int | None, cached_tokens: int | None
+    ) -> None:
+        """Learn from an answer that came to its end (called by the lease)."""
+        self._placer.answered(offer.backend, output_tokens or 0, matched_tokens, cached_tokens)
+        need = waiter.need(offer.backend)
+        if output_tokens is not None:
+            each_tokens = output_tokens // need.n
+            ended = each_tokens < budget_tokens(offer, need.prompt_tokens)
+            self._lengths.note(waiter.model, waiter.flow, each_tokens, ended)
+
+    def broken_off(self, waiter: Waiter, offer: Offer, matched_tokens: int, begun: bool, grown_tokens: int) -> None:
+        """Learn from an answer that did not end, or never began (called by the lease)."""
+        if begun:
+            each_tokens = grown_tokens // waiter.need(offer.backend).n
+            self._lengths.note(waiter.model, waiter.flow, each_tokens, False)
+        else:
+            self._placer.unanswered(offer.backend, waiter.chain, waiter.model, matched_tokens)
+
     def let_go(self, lease: Lease) -> None:
         """A lease was released (called by the lease)."""
         self._leases -= 1
@@ -188,7 +240,7 @@ class Gate:
 
     def stats(self) -> dict[str, float]:
         """Now: requests, bytes and prompt tokens waiting, the longest wait, leases held. Ever: placed, placed after
-        waiting, refused.
+        waiting, refused; of answers that tell how much of their prompt was cached, what was expected to be and was.
 
         ``drain_rate`` is placements out of the queue a second, 0 before there were two.
         """
@@ -201,8 +253,14 @@ class Gate:
             "placed_requests": self._placed,
             "queued_requests": self._queued,
             "refused_requests": self._refused,
+            "prefix_expected_tokens": self._placer.prefixes.matched_tokens,
+            "prefix_confirmed_tokens": self._placer.prefixes.confirmed_tokens,
             "drain_rate": 1.0 / self._drain_gap_s if self._drain_gap_s else 0.0,
         }
+
+    def expected_output_tokens(self) -> dict[str, int]:
+        """Output reserved for an answer without a budget, by model, where enough was learned."""
+        return self._lengths.learned(self._settings.output_quantile)
 
     def _waiter(
         self,
@@ -216,11 +274,15 @@ class Gate:
         now_s: float,
     ) -> Waiter:
         self._sequence += 1
+        settings = self._settings
+        expected_tokens = (
+            WHOLE if wish.whole_budget else self._lengths.expected(model, wish.flow, settings.output_quantile)
+        )
         return Waiter(
             sequence=self._sequence if again is None else again.sequence,
             arrived_s=now_s,
             deadline_s=now_s + self._timeouts_s[wish.rank] if again is None else again.deadline_s,
-            groups=groups_of(offers, prompt_tokens, n, self._settings),
+            groups=groups_of(offers, prompt_tokens, n, settings, expected_tokens),
             excluded=excluded,
             model=model,
             rank=wish.rank,
@@ -229,6 +291,7 @@ class Gate:
             session=wish.session,
             chain=wish.chain,
             adapter=wish.adapter,
+            streamed=wish.streamed,
         )
 
     def _arrive(self, waiter: Waiter, body_bytes: int) -> _Entry:
@@ -309,7 +372,8 @@ class Gate:
         waiter, offer = entry.waiter, placed.offer
         need = waiter.need(offer.backend)
         backend = self._fleet.backend(offer.backend)
-        reservation = self._fleet.reserve(offer.backend, need, budget_tokens(offer, need.prompt_tokens))
+        budget = budget_tokens(offer, need.prompt_tokens)
+        reservation = self._fleet.reserve(offer.backend, need, budget, placed.matched_tokens, waiter.streamed)
         entry.lease = Lease(self, reservation, backend, placed, waiter, now_s)
         self._leases += 1
         self._placed += 1

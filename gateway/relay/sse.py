@@ -156,17 +156,24 @@ def split_events(data: bytes) -> list[bytes]:
 def json_usage(body: bytes) -> tuple[int | None, int | None]:
     """Prompt and output tokens that an answer which is not streamed tells, each ``None`` if it does not.
 
+    Raises ``ValueError`` if ``body`` is no JSON object.
+    """
+    usage = usage_of(body)
+    return prompt_tokens_of(usage), output_tokens_of(usage)
+
+
+def usage_of(body: bytes) -> dict[str, Any]:
+    """The usage object of an answer that is not streamed; empty if it tells none.
+
     Raises ``ValueError`` if ``body`` is no JSON object. Of a huge one (embeddings: a million numbers take 10 ms) only
     the braces at its ends and the last usage in it are looked at.
     """
     if len(body) > MOST_DECODED_BYTES:
-        usage = _last_usage(body)
-    else:
-        document = orjson.loads(body)
-        if not isinstance(document, dict):
-            raise ValueError("not a JSON object")
-        usage = _usage_in(document)
-    return prompt_tokens_of(usage or {}), output_tokens_of(usage or {})
+        return _last_usage(body) or {}
+    document = orjson.loads(body)
+    if not isinstance(document, dict):
+        raise ValueError("not a JSON object")
+    return _usage_in(document) or {}
 
 
 def _last_usage(body: bytes) -> dict[str, Any] | None:
@@ -205,6 +212,15 @@ def prompt_tokens_of(usage: dict[str, Any]) -> int | None:
 def output_tokens_of(usage: dict[str, Any]) -> int | None:
     """The generated tokens a usage object tells."""
     return _number(usage, "completion_tokens", "output_tokens")
+
+
+def cached_tokens_of(usage: dict[str, Any]) -> int | None:
+    """The prompt tokens that were in the prefix cache, if a usage object tells (--enable-prompt-tokens-details)."""
+    for name in ("prompt_tokens_details", "input_tokens_details"):
+        details = usage.get(name)
+        if isinstance(details, dict) and (cached := _number(details, "cached_tokens")) is not None:
+            return cached
+    return _number(usage, "cache_read_input_tokens")
 
 
 def _number(usage: dict[str, Any], *names: str) -> int | None:

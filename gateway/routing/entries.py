@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from gateway.routing.prefixes import thinned
 from gateway.routing.rooms import Room
 from gateway.types import Need, Waiter
 
@@ -29,13 +30,19 @@ class Option:
 class Entry:
     """A waiter and its options. ``mask``: all their rooms. ``tokens`` are what its flow is charged.
 
-    ``tag``, ``floor`` (the least its tag can be) and ``lane`` belong to ``lanes``.
+    ``matched`` are tokens of its prompt by bit of the backend that has them, as of ``matched_at``, a state of the
+    index. ``tag``, ``floor`` (the least its tag can be) and ``lane`` belong to ``lanes``.
     """
 
-    __slots__ = ("floor", "flow", "lane", "mask", "options", "tag", "tokens", "waiter")
+    __slots__ = (
+        "chain", "floor", "flow", "lane", "mask", "matched", "matched_at", "options", "tag", "tokens", "waiter",
+    )  # fmt: skip
 
     def __init__(self, waiter: Waiter) -> None:
         self.waiter = waiter
+        self.chain = thinned(waiter.chain, waiter.model)
+        self.matched: dict[int, int] = {}
+        self.matched_at = -1
         self.options: tuple[Option, ...] = ()
         self.mask = 0
         self.tokens = max(1, waiter.groups[0].need.prompt_tokens) if waiter.groups else 1

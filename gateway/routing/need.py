@@ -1,4 +1,4 @@
-"""What a request is expected to take, before anybody has learned anything about it. Pure."""
+"""What a request is expected to take. Pure."""
 
 from __future__ import annotations
 
@@ -12,38 +12,57 @@ from gateway.types import Group, Need, Offer
 FULL_BUDGET_FACTOR = 4
 
 
-def expected_output_tokens(budget_tokens: int | None, room_tokens: int, settings: PlacingSettings) -> int:
+def expected_output_tokens(
+    budget_tokens: int | None, room_tokens: int, settings: PlacingSettings, learned_tokens: int | None = None
+) -> int:
     """Output tokens to reserve for one sequence.
 
-    - no budget: ``expected_output_tokens`` of the settings;
-    - a budget up to ``FULL_BUDGET_FACTOR`` times that: the whole budget;
-    - a larger one: ``expected_output_tokens``. The ledger doubles it whenever the answer outgrows it.
+    - ``reserve: budget`` in the settings: all of a budget that is named;
+    - ``learned_tokens``, what most answers do not exceed, once there is enough to tell;
+    - before that: ``expected_output_tokens`` of the settings if there is no budget, or one more than
+      ``FULL_BUDGET_FACTOR`` times as large; else the whole budget.
 
-    Never more than ``room_tokens``, what the window leaves beside the prompt.
+    Never more than the budget, nor than ``room_tokens``, what the window leaves beside the prompt. Whenever an answer
+    outgrows what was expected of it, the ledger doubles that.
     """
     expected = settings.expected_output_tokens
-    if budget_tokens is not None and budget_tokens <= FULL_BUDGET_FACTOR * expected:
+    if settings.reserve == "budget":
+        expected = room_tokens if budget_tokens is None else budget_tokens
+    elif learned_tokens is not None:
+        expected = learned_tokens if budget_tokens is None else min(learned_tokens, budget_tokens)
+    elif budget_tokens is not None and budget_tokens <= FULL_BUDGET_FACTOR * expected:
         expected = budget_tokens
     return max(0, min(expected, room_tokens))
 
 
-def need_for(offer: Offer, prompt_tokens: int, n: int, settings: PlacingSettings) -> Need:
+def need_for(
+    offer: Offer, prompt_tokens: int, n: int, settings: PlacingSettings, learned_tokens: int | None = None
+) -> Need:
     """What the request needs on the backend of ``offer``."""
     room = max(0, offer.window_tokens - prompt_tokens)
-    return Need(prompt_tokens, expected_output_tokens(offer.output_tokens, room, settings), max(1, n))
+    expected = expected_output_tokens(offer.output_tokens, room, settings, learned_tokens)
+    return Need(prompt_tokens, expected, max(1, n))
 
 
-def groups_of(offers: Sequence[Offer], prompt_tokens: int, n: int, settings: PlacingSettings) -> tuple[Group, ...]:
+def groups_of(
+    offers: Sequence[Offer],
+    prompt_tokens: int,
+    n: int,
+    settings: PlacingSettings,
+    learned_tokens: int | None = None,
+) -> tuple[Group, ...]:
     """Offers in order of preference, put together where they follow each other with one window and one budget."""
     groups: list[Group] = []
     start = 0
     for index, offer in enumerate(offers):
         first = offers[start]
         if offer.window_tokens != first.window_tokens or offer.output_tokens != first.output_tokens:
-            groups.append(Group(tuple(offers[start:index]), need_for(first, prompt_tokens, n, settings)))
+            groups.append(
+                Group(tuple(offers[start:index]), need_for(first, prompt_tokens, n, settings, learned_tokens))
+            )
             start = index
     if offers:
-        groups.append(Group(tuple(offers[start:]), need_for(offers[start], prompt_tokens, n, settings)))
+        groups.append(Group(tuple(offers[start:]), need_for(offers[start], prompt_tokens, n, settings, learned_tokens)))
     return tuple(groups)
 
 

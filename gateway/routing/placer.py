@@ -30,12 +30,18 @@ from math import inf, log2
 from gateway.config import PlacingSettings
 from gateway.routing.entries import Entry, Option
 from gateway.routing.lanes import Domain, Key, Lane, Lanes
-from gateway.routing.rooms import FULL_S, Room
+from gateway.routing.prefixes import Chain, PrefixIndex, thinned
+from gateway.routing.rooms import FULL_S, PREFILL_S, Room
 from gateway.types import BackendView, Decision, Group, Offer, Placed, Refused, Waiter
 
 # The price of a window twice as large as the smallest comfortable one, in seconds of waiting. Against the barrier: with
 # windows of 32k and 128k the smaller one is filled to 93 % first.
 WINDOW_S = 1.0
+# A LoRA adapter that is not at work on a backend must be loaded, or wait until another has left its slot.
+LORA_LOAD_S = 0.3
+LORA_SLOT_S = 3.0
+# Of two backends that cost the same the one the session was on before is taken.
+SESSION_S = 0.001
 MOST_LAYOUTS = 512
 
 
@@ -63,6 +69,9 @@ class Placer:
         self._new: list[Entry] = []  # who waits and is in no lane yet
         self._lanes = Lanes()
         self._deadlines: list[tuple[float, int]] = []
+        self.prefixes = PrefixIndex()
+        self._caching = 0  # rooms that keep prefixes
+        self._rates_seen = 0
         self._better = 0  # rooms that may hold what they could not
         self._restructured = False
 
@@ -78,11 +87,16 @@ class Placer:
         headroom_ratio = self._settings.headroom_ratio
         for view in views:
             room = self._rooms.get(view.name) or self._room(view.name)
+            before = room.view
             changed, better = room.update(view, headroom_ratio)
-            if changed:
-                self._restructured = True
+            if changed or view.epoch != before.epoch or view.caches != before.caches:
+                self._structured(room, before, changed)
             if better:
                 self._better |= room.bit
+            if view.output_s != before.output_s or view.prefill_s != before.prefill_s:
+                self._rates_seen += 1
+        if self._rates_seen > len(self._rooms) // 4:
+            self._compare()
 
     def add(self, waiter: Waiter, now_s: float) -> list[Decision]:
         """A request arrives. The decisions that follow; if none is about it, it waits."""
@@ -92,7 +106,7 @@ class Placer:
             refusal = self._options(entry)
             if refusal is not None:
                 return [refusal]
-            chosen = _cheapest(entry.options, 0)
+            chosen = self._choose(entry, 0)
             if chosen is not None:
                 domain = self._lanes.domain(entry.mask)
                 domain.book(entry)
@@ -143,10 +157,71 @@ class Placer:
             heapq.heappop(deadlines)
         return deadlines[0][0] if deadlines else None
 
+    def answered(self, name: str, output_tokens: int, matched_tokens: int, cached_tokens: int | None) -> None:
+        """A request placed with ``matched_tokens`` was answered; ``cached_tokens`` as its answer tells."""
+        bit = self._rooms[name].bit
+        if output_tokens:
+            self.prefixes.occupy(bit, output_tokens)
+        if cached_tokens is not None:
+            self.prefixes.check(bit, matched_tokens, cached_tokens)
+
+    def unanswered(self, name: str, chain: Chain, model: str, matched_tokens: int) -> None:
+        """It was never answered: its prompt is not in the cache there."""
+        if chain:
+            self.prefixes.forget(self._rooms[name].bit, thinned(chain, model), matched_tokens)
+
     def _room(self, name: str) -> Room:
         room = self._rooms[name] = Room(name, 1 << len(self._rooms))
         self._restructured = True
         return room
+
+    def _structured(self, room: Room, before: BackendView, changed: bool) -> None:
+        """A backend is another one than before: its offers are looked at anew, and its cache is empty."""
+        view = room.view
+        self._restructured = self._restructured or changed
+        self._caching = self._caching | room.bit if view.caches else self._caching & ~room.bit
+        size = (0, 0) if before.kv is None else (before.kv.capacity_blocks, before.kv.block_size_tokens)
+        if view.epoch != before.epoch or size != (room.capacity, room.size):
+            self.prefixes.clear(room.bit, room.capacity * room.size)
+
+    def _compare(self) -> None:
+        """Price all backends beside each other, now that rates were learned."""
+        self._rates_seen = 0
+        views = [room.view for room in self._rooms.values()]
+        prefill = [view.prefill_s for view in views if view.prefill_s is not None]
+        output = [view.output_s for view in views if view.output_s is not None]
+        mean_s = sum(prefill) / len(prefill) if prefill else PREFILL_S
+        fastest_s = min(output, default=0.0)
+        for room in self._rooms.values():
+            room.compare(mean_s, fastest_s)
+
+    def _match(self, entry: Entry) -> None:
+        """Look up which backends have the prompt's beginning, if that may have changed."""
+        if entry.matched_at == self.prefixes.changes:
+            return
+        entry.matched_at = self.prefixes.changes
+        waiter, mask = entry.waiter, entry.mask & self._caching
+        if entry.chain:
+            entry.matched = self.prefixes.match(entry.chain, mask)
+        elif waiter.session:
+            bit, tokens = self.prefixes.last(waiter.session)
+            entry.matched = {bit: min(tokens, waiter.groups[0].need.prompt_tokens)} if bit & mask else {}
+
+    def _choose(self, entry: Entry, claimed: int) -> tuple[Option, Room] | None:
+        """The cheapest room with room for the request."""
+        waiter = entry.waiter
+        if not (entry.chain or waiter.session or waiter.adapter):
+            return _cheapest(entry.options, claimed, None, None)
+        self._match(entry)
+        matched = {bit: int(tokens * self.prefixes.trust(bit)) for bit, tokens in entry.matched.items()}
+        extra_s: dict[int, float] = {}
+        if waiter.adapter:
+            for option in entry.options:
+                extra_s.update((room.bit, _adapter_s(room, waiter.model)) for room in option.rooms)
+        if waiter.session:
+            bit = self.prefixes.last(waiter.session)[0]
+            extra_s[bit] = extra_s.get(bit, 0.0) - SESSION_S
+        return _cheapest(entry.options, claimed, matched or None, extra_s or None)
 
     def _push(self, entry: Entry) -> Lane:
         waiter = entry.waiter
@@ -194,7 +269,7 @@ class Placer:
                 claimed |= lane.mask
                 continue
             entry = lane.first()
-            chosen = _cheapest(entry.options, claimed) if lane.mask & ~claimed else None
+            chosen = self._choose(entry, claimed) if lane.mask & ~claimed else None
             if chosen is None:
                 claimed |= lane.mask
                 lane.dirty = False
@@ -208,9 +283,16 @@ class Placer:
 
     def _place(self, entry: Entry, option: Option, room: Room, domain: Domain) -> Placed:
         waiter = entry.waiter
-        room.place(option.need)
+        matched_tokens = 0
+        if entry.matched:
+            matched_tokens = entry.matched.get(room.bit, 0)
+        room.place(option.need, matched_tokens)
         domain.serve(entry)
-        return Placed(waiter.sequence, _offer(waiter, room.name), entry.tag or 0.0)
+        if entry.chain:
+            self.prefixes.add(room.bit, entry.chain)
+        if waiter.session:
+            self.prefixes.went(waiter.session, room.bit, option.need.prompt_tokens)
+        return Placed(waiter.sequence, _offer(waiter, room.name), entry.tag or 0.0, matched_tokens)
 
     def _options(self, entry: Entry) -> Refused | None:
         """Look up where the request may go, or say why it can go nowhere."""
@@ -237,6 +319,10 @@ class Placer:
                 mask |= layout.mask
         entry.options, entry.mask = tuple(options), mask
         if mask:
+            if entry.chain:
+                entry.matched_at = -1
+                self._match(entry)
+                entry.tokens = max(1, waiter.groups[0].need.prompt_tokens - max(entry.matched.values(), default=0))
             return None
         return Refused(waiter.sequence, "too_large" if stands else "no_backend")
 
@@ -261,8 +347,23 @@ class Placer:
         return layout
 
 
-def _cheapest(options: tuple[Option, ...], claimed: int) -> tuple[Option, Room] | None:
-    """The cheapest room that the need fits into, ``claimed`` rooms left out; ``None`` if there is none."""
+def _adapter_s(room: Room, adapter: str) -> float:
+    """Seconds until a LoRA adapter is at work there."""
+    view = room.view
+    if adapter in view.loras:
+        return 0.0
+    return LORA_SLOT_S if view.lora_slots is not None and len(view.loras) >= view.lora_slots else LORA_LOAD_S
+
+
+def _cheapest(
+    options: tuple[Option, ...], claimed: int, matched: dict[int, int] | None, extra_s: dict[int, float] | None
+) -> tuple[Option, Room] | None:
+    """The cheapest room that the need fits into, ``claimed`` rooms left out; ``None`` if there is none.
+
+    ``matched``: prompt tokens that rooms have, ``extra_s``: seconds to be added to their cost, both by bit.
+    """
+    special = matched is not None or extra_s is not None
+    matched, extra_s = matched or {}, extra_s or {}
     best: tuple[Option, Room] | None = None
     best_s = inf
     tier = 0
@@ -280,7 +381,8 @@ def _cheapest(options: tuple[Option, ...], claimed: int) -> tuple[Option, Room] 
                 best, best_s = (option, calmest), calmest.base_s + option.penalty_s
             continue
         need, penalty_s = option.need, option.penalty_s
-        tokens = need.prompt_tokens
+        tokens = prompt_tokens = need.prompt_tokens
+        output = need.output_tokens
         size = blocks = -1
         chosen: Room | None = None
         for room in rooms:
@@ -288,12 +390,15 @@ def _cheapest(options: tuple[Option, ...], claimed: int) -> tuple[Option, Room] 
                 size = room.size
                 blocks = need.blocks(size)
             if blocks <= room.spare:
-                cost_s = room.base_s + tokens * room.token_s + room.barrier_s / (room.rest - blocks)
+                full_s = room.barrier_s / (room.rest - blocks)
             elif room.drips:
-                cost_s = room.base_s + tokens * room.token_s + FULL_S
+                full_s = FULL_S
             else:
                 continue
-            cost_s += penalty_s
+            if special:
+                tokens = max(0, prompt_tokens - matched.get(room.bit, 0))
+                full_s += extra_s.get(room.bit, 0.0)
+            cost_s = room.base_s + tokens * room.token_s + output * room.output_s + full_s + penalty_s
             if cost_s < best_s:
                 chosen, best_s = room, cost_s
         if chosen is not None:

@@ -7,12 +7,16 @@ from __future__ import annotations
 
 from gateway.types import BackendView, Health, Need
 
-# Stand-ins until the backend's own are learned.
-PREFILL_TOKENS_PER_S = 8000.0
+# A stand-in until some backend's own is learned.
+PREFILL_S = 1 / 8000
 # Weight of the barrier in seconds: 0.15 at half a cache, 0.35 at 70 %, 2.85 at 95 %.
 KV_PENALTY_S = 0.15
 # The barrier is finite in a full cache; an idle backend may be given more than it can hold (drip).
 BEYOND_FULL = 1.001
+# Output is generated side by side, and its rate moves with the load: a slower backend is charged so much of what it
+# takes longer, and only for more than half as long again as the fastest. Less would chase the load around.
+OUTPUT_WEIGHT = 0.25
+ALIKE = 1.5
 FULL_S = KV_PENALTY_S / (BEYOND_FULL - 1)
 
 
@@ -23,15 +27,15 @@ class Room:
     is open and nothing runs or waits here. ``spare`` blocks are left for placing, none if it is not open. ``size`` and
     blocks are 0 where ``known`` is false.
 
-    The cost in seconds of a request of so many tokens and blocks is
-    ``base_s + tokens × token_s + barrier_s ÷ (rest − blocks)``; the last is the barrier λ·k/(1 − k), but for its
-    constant, which is in ``base_s``.
+    The cost in seconds of a request of so many uncached prompt tokens, output tokens and blocks is
+    ``base_s + tokens × token_s + output × output_s + barrier_s ÷ (rest − blocks)``; the last is the barrier
+    λ·k/(1 − k), but for its constant, which is in ``base_s``. All is divided by the backend's share.
     """
 
     __slots__ = (
         "barrier_s", "base_s", "bit", "capacity", "drips", "engine_capacity", "gone", "idle", "in_flight", "known",
-        "limit", "name", "open", "pending_tokens", "reserved", "rest", "size", "spare", "structure", "token_s", "trial",
-        "view", "windows",
+        "limit", "name", "open", "output_s", "pending_tokens", "reserved", "rest", "size", "spare", "structure",
+        "token_s", "trial", "usual_s", "view", "windows",
     )  # fmt: skip
 
     def __init__(self, name: str, bit: int) -> None:
@@ -42,6 +46,8 @@ class Room:
         self.open = self.idle = False
         self.limit = 0.0
         self.reserved = 0
+        self.usual_s = PREFILL_S
+        self.output_s = 0.0
         self.update(BackendView(name, "", Health.DOWN, {}, 0), 0.0)
 
     def __repr__(self) -> str:
@@ -73,10 +79,20 @@ class Room:
         self.capacity, self.reserved, self.limit = capacity, reserved, limit
         self.in_flight = view.in_flight
         self.pending_tokens = view.pending_prompt_tokens
-        self.token_s = 1.0 / PREFILL_TOKENS_PER_S
-        self.barrier_s = KV_PENALTY_S * capacity * BEYOND_FULL
+        self.token_s = (self.usual_s if view.prefill_s is None else view.prefill_s) / view.share
+        self.barrier_s = KV_PENALTY_S * capacity * BEYOND_FULL / view.share
         self._price()
         return changed, better
+
+    def compare(self, prefill_s: float, output_s: float) -> None:
+        """Be priced beside the others: a backend whose own rate is unknown prefills as they do on average, and
+        generates as fast as the fastest, ``output_s`` a token."""
+        view = self.view
+        self.usual_s = prefill_s
+        self.token_s = (prefill_s if view.prefill_s is None else view.prefill_s) / view.share
+        slower_s = 0.0 if view.output_s is None else max(0.0, view.output_s - ALIKE * output_s)
+        self.output_s = OUTPUT_WEIGHT * slower_s / view.share
+        self._price()
 
     def serves(self, model: str, window_tokens: int) -> bool:
         """Whether an offer still stands: a backend may have come back with other models or a smaller window.
@@ -92,12 +108,15 @@ class Room:
         """The longest prompt an empty cache would hold: a sequence lives in one engine."""
         return self.engine_capacity * self.size if self.known else float("inf")
 
-    def place(self, need: Need) -> None:
-        """Count a request that was placed here. A recovering backend gets one to try it, and no second."""
+    def place(self, need: Need, cached_tokens: int) -> None:
+        """Count a request that was placed here, ``cached_tokens`` of whose prompt are in the cache.
+
+        A recovering backend gets one to try it, and no second.
+        """
         self.idle = False
         self.open = self.open and not self.trial
         self.in_flight += 1
-        self.pending_tokens += need.prompt_tokens
+        self.pending_tokens += max(0, need.prompt_tokens - cached_tokens)
         if self.known:
             self.reserved += need.blocks(self.size)
         self._price()
@@ -107,4 +126,4 @@ class Room:
         self.drips = self.open and self.idle
         self.spare = self.limit - self.reserved if self.open else -1.0
         self.rest = self.capacity * BEYOND_FULL - self.reserved
-        self.base_s = self.pending_tokens * self.token_s - KV_PENALTY_S
+        self.base_s = self.pending_tokens * self.token_s - KV_PENALTY_S / self.view.share

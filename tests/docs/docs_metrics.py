@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from gateway.fleet.backend import BackendRecord, KvRecord, ModelRecord
 from gateway.fleet.breaker import BreakerState
-from gateway.observe.gauges import fleet_gauges, gpu_gauges, queue_gauges
+from gateway.observe.gauges import fleet_gauges, gpu_gauges, learned_gauges, queue_gauges
 from gateway.observe.metrics import Gauge, Metrics
 from gateway.planner.gpus import Gpu, GpuProcess, GpuReading
 from gateway.types import Health
@@ -42,6 +42,9 @@ RECORD = BackendRecord(
     restarts=0,
     scrapes=1,
     scrape_failures=0,
+    prefill_tokens_per_s=8000.0,
+    output_tokens_per_s=40.0,
+    loras=(),
 )
 
 GPUS = GpuReading((Gpu(0, "GPU-1", "L4", 3, 1, 2, 0.5, 60.0, "8.9", (GpuProcess(1, 1, "vllm"),)),), "nvml")
@@ -49,8 +52,9 @@ GPUS = GpuReading((Gpu(0, "GPU-1", "L4", 3, 1, 2, 0.5, 60.0, "8.9", (GpuProcess(
 
 def every_gauge() -> list[Gauge]:
     """What a gateway exports that knows all there is to know."""
-    queue = queue_gauges({"waiting_requests": 0, "waiting_bytes": 0, "waiting_tokens": 0})
-    return [*fleet_gauges([RECORD]), *queue, *gpu_gauges(GPUS)]
+    waiting = {"waiting_requests": 0, "waiting_bytes": 0, "waiting_tokens": 0}
+    queue = queue_gauges(waiting | {"prefix_expected_tokens": 0, "prefix_confirmed_tokens": 0})
+    return [*fleet_gauges([RECORD]), *queue, *learned_gauges({"m": 900}), *gpu_gauges(GPUS)]
 
 
 def metrics_of_the_code() -> dict[str, tuple[str, tuple[str, ...]]]:

@@ -60,11 +60,16 @@ def test_count_errors_are_told_by_direction_and_size() -> None:
 
 
 def test_the_queue_is_read_from_the_gates_own_numbers() -> None:
-    gauges = {
-        gauge.name: gauge.value
-        for gauge in queue_gauges({"waiting_requests": 2, "waiting_bytes": 99, "waiting_tokens": 7})
+    stats = {"waiting_requests": 2, "waiting_bytes": 99, "waiting_tokens": 7}
+    stats |= {"prefix_expected_tokens": 500, "prefix_confirmed_tokens": 480}
+    gauges = {gauge.name: gauge.value for gauge in queue_gauges(stats)}
+    assert gauges == {
+        "queue_requests": 2,
+        "queue_bytes": 99,
+        "queue_tokens": 7,
+        "prefix_expected_tokens": 500,
+        "prefix_confirmed_tokens": 480,
     }
-    assert gauges == {"queue_requests": 2, "queue_bytes": 99, "queue_tokens": 7}
 
 
 def test_two_gateways_in_one_process_do_not_share_their_metrics() -> None:

@@ -65,10 +65,12 @@ class Places:
     def changed(self, now_s: float) -> list[BackendView]:
         return list(self.views(now_s).values())
 
-    def reserve(self, name: str, need: Need, budget_tokens: int | None) -> Reservation:
+    def reserve(
+        self, name: str, need: Need, budget_tokens: int | None, cached_tokens: int = 0, timed: bool = False
+    ) -> Reservation:
         self.keys += 1
         place: Any = self.at[name]
-        place.ledger.reserve(self.keys, need.prompt_tokens, need.output_tokens, need.n, budget_tokens)
+        place.ledger.reserve(self.keys, need.prompt_tokens, need.output_tokens, need.n, budget_tokens, cached_tokens)
         return Reservation(place, self.keys)
 
     def backend(self, name: str) -> Backend:

@@ -1,0 +1,194 @@
+"""Which backend has which prompt prefixes in its cache, as far as can be told from what was sent there. Pure.
+
+A prompt is a chain of ``(hash of everything up to here, tokens up to here)``. Each backend has an LRU of chain links,
+bounded by the tokens its KV cache holds. A link is used before those it follows are: the oldest are the ends of old
+chains, so what is left of a chain is always its beginning, as in vLLM's prefix cache (blocks are freed tail first).
+
+An entry is a guess: it is made when a request is placed (its prompt will be there) and taken back when the request ends
+without an answer. ``trust`` is how far the guesses for a backend came true, by the cached tokens its answers told.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections import OrderedDict
+from functools import lru_cache
+
+Chain = tuple[tuple[int, int], ...]
+
+# A link for less than this, or than so large a part of the prompt so far, is not worth its memory.
+LEAST_LINK_TOKENS = 64
+LINK_SHIFT = 5  # 1/32
+
+# For a backend whose cache is unknown.
+UNKNOWN_CAPACITY_TOKENS = 200_000
+
+TRUST_WEIGHT = 0.1
+# Guesses for less than this say nothing about trust: whole blocks are cached, and the last token never is.
+LEAST_CHECKED_TOKENS = 256
+
+MOST_SESSIONS = 8192
+
+
+def thinned(chain: Chain, model: str) -> Chain:
+    """The links of ``chain`` that are kept, salted with the model: each model has its own cache.
+
+    Which are kept depends on nothing behind them, so a longer prompt keeps the same ones.
+    """
+    if not chain:
+        return ()
+    salt = _salt(model)
+    kept: list[tuple[int, int]] = []
+    next_tokens = LEAST_LINK_TOKENS
+    for link, tokens in chain:
+        if tokens >= next_tokens:
+            kept.append((link ^ salt, tokens))
+            next_tokens = tokens + max(LEAST_LINK_TOKENS, tokens >> LINK_SHIFT)
+    return tuple(kept)
+
+
+class _Shelf:
+    """What one backend has: links with the tokens each adds, least recently used first."""
+
+    __slots__ = ("capacity_tokens", "links", "tokens", "trust")
+
+    def __init__(self) -> None:
+        self.links: OrderedDict[int, int] = OrderedDict()
+        self.tokens = 0
+        self.capacity_tokens = UNKNOWN_CAPACITY_TOKENS
+        self.trust = 1.0
+
+
+class PrefixIndex:
+    """The shelves of all backends. Backends are bits of a mask."""
+
+    def __init__(self) -> None:
+        self._shelves: dict[int, _Shelf] = {}
+        self._holders: dict[int, int] = {}  # mask of the backends that have a link
+        self._sessions: OrderedDict[str, tuple[int, int]] = OrderedDict()
+        self._answers = 0  # links of answers are negative, those of prompts are not
+        self.changes = 0  # goes up whenever a look-up may find something else
+        self.matched_tokens = 0
+        self.confirmed_tokens = 0
+
+    def __repr__(self) -> str:
+        return f"<PrefixIndex {len(self._holders)} links>"
+
+    def match(self, chain: Chain, mask: int) -> dict[int, int]:
+        """Tokens of ``chain`` that each backend of ``mask`` has, by bit."""
+        found: dict[int, int] = {}
+        if not chain:
+            return found
+        holders = self._holders
+        left = holders.get(chain[0][0], 0) & mask
+        for link, tokens in reversed(chain):
+            if not left:
+                break
+            here = holders.get(link, 0) & left
+            if here:
+                left &= ~here
+                while here:
+                    bit = here & -here
+                    here ^= bit
+                    found[bit] = tokens
+        return found
+
+    def add(self, bit: int, chain: Chain) -> None:
+        """The prompt of ``chain`` will be in that backend's cache."""
+        if not chain:
+            return
+        self.changes += 1
+        shelf = self._shelf(bit)
+        links = shelf.links
+        new = len(chain)
+        for position, (link, _) in enumerate(chain):
+            if link not in links:
+                new = position
+                break
+        before = chain[new - 1][1] if new else 0
+        for link, tokens in chain[new:]:
+            links[link] = tokens - before
+            shelf.tokens += tokens - before
+            before = tokens
+            self._holders[link] = self._holders.get(link, 0) | bit
+        for link, _ in reversed(chain):  # the first ends as the one most recently used
+            links.move_to_end(link)
+        self._trim(bit, shelf)
+
+    def forget(self, bit: int, chain: Chain, from_tokens: int) -> None:
+        """A prompt was placed and never answered: what of it was not there before is not there now."""
+        shelf = self._shelf(bit)
+        for link, tokens in chain:
+            if tokens > from_tokens and link in shelf.links:
+                self._drop(bit, shelf, link)
+
+    def occupy(self, bit: int, tokens: int) -> None:
+        """So many tokens of answers went into that backend's cache, too."""
+        shelf = self._shelf(bit)
+        self._answers -= 1
+        shelf.links[self._answers] = tokens
+        shelf.tokens += tokens
+        self._trim(bit, shelf)
+
+    def check(self, bit: int, guessed_tokens: int, cached_tokens: int) -> None:
+        """An answer tells how much of its prompt was cached, where ``guessed_tokens`` (trust aside) were expected."""
+        if guessed_tokens < LEAST_CHECKED_TOKENS:
+            return
+        shelf = self._shelf(bit)
+        self.matched_tokens += guessed_tokens
+        self.confirmed_tokens += min(guessed_tokens, cached_tokens)
+        shelf.trust += TRUST_WEIGHT * (min(1.0, cached_tokens / guessed_tokens) - shelf.trust)
+        shelf.trust = max(0.01, shelf.trust)  # never so low that nothing more is sent to find out
+
+    def trust(self, bit: int) -> float:
+        """How far guesses for that backend came true, 0 to 1."""
+        return self._shelf(bit).trust
+
+    def clear(self, bit: int, capacity_tokens: int | None) -> None:
+        """The backend has a new, empty cache of that size; ``None``: not known."""
+        shelf = self._shelf(bit)
+        for link in list(shelf.links):
+            self._drop(bit, shelf, link)
+        shelf.capacity_tokens = capacity_tokens or UNKNOWN_CAPACITY_TOKENS
+        shelf.trust = 1.0
+
+    def went(self, session: str, bit: int, tokens: int) -> None:
+        """A session's request of so many tokens was placed there."""
+        if session:
+            self.changes += 1
+            self._sessions[session] = (bit, tokens)
+            self._sessions.move_to_end(session)
+            if len(self._sessions) > MOST_SESSIONS:
+                self._sessions.popitem(last=False)
+
+    def last(self, session: str) -> tuple[int, int]:
+        """The backend the session's last request was placed on, and its tokens; zeros if there is none."""
+        return self._sessions.get(session, (0, 0)) if session else (0, 0)
+
+    def tokens(self, bit: int) -> int:
+        """Tokens on that backend's shelf."""
+        return self._shelf(bit).tokens
+
+    def _shelf(self, bit: int) -> _Shelf:
+        shelf = self._shelves.get(bit)
+        if shelf is None:
+            shelf = self._shelves[bit] = _Shelf()
+        return shelf
+
+    def _trim(self, bit: int, shelf: _Shelf) -> None:
+        while shelf.tokens > shelf.capacity_tokens and shelf.links:
+            self._drop(bit, shelf, next(iter(shelf.links)))
+
+    def _drop(self, bit: int, shelf: _Shelf, link: int) -> None:
+        self.changes += 1
+        shelf.tokens -= shelf.links.pop(link)
+        left = self._holders.get(link, 0) & ~bit
+        if left:
+            self._holders[link] = left
+        else:
+            self._holders.pop(link, None)
+
+
+@lru_cache(maxsize=1024)
+def _salt(model: str) -> int:
+    return int.from_bytes(hashlib.blake2b(model.encode(), digest_size=8).digest(), "big") >> 1
