@@ -9,14 +9,17 @@ from __future__ import annotations
 
 import argparse
 import json
+import re
 import sys
 import time
 from collections.abc import Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from datetime import UTC, datetime
 from typing import Any
 
 import httpx2
+import real_chats
 from conformance_count import Recount
 from conformance_requests import Body, columns
 from conformance_table import RESULTS, read_results, totals, write
@@ -27,6 +30,7 @@ from families.templates import template_file
 from vllm_server import ServerFailed, VllmServer
 
 PORT = 18620
+REAL_CHATS = ("Qwen 3", "Llama 3.1")
 WINDOW_TOKENS = 32768
 FLAGS = (
     *("--load-format", "dummy", "--enforce-eager", "--max-num-seqs", "4", "--max-model-len", str(WINDOW_TOKENS)),
@@ -50,13 +54,15 @@ def main() -> int:
     return report(names)
 
 
-def keep(record: dict[str, Any]) -> None:
+def keep(record: dict[str, Any], part: str = "models") -> None:
     """Write what was measured into the file, families in their order."""
     results = read_results()
-    results["models"] |= record
     order = [family.name for family in FAMILIES]
-    results["models"] = dict(sorted(results["models"].items(), key=lambda item: order.index(item[0])))
-    RESULTS.write_text(json.dumps(results, ensure_ascii=False, indent=1) + "\n", encoding="utf-8")
+    merged = results.get(part, {}) | record
+    results[part] = dict(sorted(merged.items(), key=lambda item: order.index(item[0])))
+    text = json.dumps(results, ensure_ascii=False, indent=1)
+    text = re.sub(r"\[[^][{}]*\]", lambda found: " ".join(found[0].split()), text)  # a list of numbers is one line
+    RESULTS.write_text(text + "\n", encoding="utf-8")
 
 
 def measure(model: Model, port: int) -> dict[str, Any]:
@@ -74,7 +80,16 @@ def measure(model: Model, port: int) -> dict[str, Any]:
                 },
             }
             print(f"{family.name}: asked in {time.monotonic() - started:.1f} s", flush=True)
+            if family.name in REAL_CHATS:
+                keep({family.name: measure_real_chats(client, family)}, "real chats")
+                print(f"{family.name}: real chats asked, {time.monotonic() - started:.1f} s", flush=True)
     return record
+
+
+def measure_real_chats(client: httpx2.Client, family: Family) -> list[int | str]:
+    """Answers to all requests of tau-bench's chats."""
+    with ThreadPoolExecutor(4) as pool:
+        return list(pool.map(lambda body: ask(client, body, family), real_chats.requests()))
 
 
 @contextmanager
@@ -133,8 +148,10 @@ def differences(family: Family, record: dict[str, Any]) -> dict[str, list[tuple[
     """Column to ``(place, vLLM's count, ours)`` of each request we count differently; ours is -1 if we cannot."""
     recount = Recount(family, record["date"])
     found: dict[str, list[tuple[int, int, int]]] = {}
-    for column, bodies in columns(family.kwargs):
-        for place, (body, theirs) in enumerate(zip(bodies, record["usage"].get(column, ()), strict=False)):
+    asked = [(column, bodies, record["usage"].get(column, ())) for column, bodies in columns(family.kwargs)]
+    asked.append(("real chats", list(real_chats.requests()), read_results().get("real chats", {}).get(family.name, ())))
+    for column, bodies, answers in asked:
+        for place, (body, theirs) in enumerate(zip(bodies, answers, strict=False)):
             ours = recount.count(body)
             if isinstance(theirs, int) and ours != theirs:
                 found.setdefault(column, []).append((place, theirs, ours if isinstance(ours, int) else -1))

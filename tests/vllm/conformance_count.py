@@ -7,7 +7,7 @@ from datetime import datetime
 from functools import cache
 
 from conformance_requests import Body, wire
-from families.catalogue import MODELS, Family
+from families.catalogue import FAMILIES, MODELS, Family
 from families.models import model_folder
 from families.templates import template_file
 
@@ -56,5 +56,11 @@ class Recount:
 def loaded(model: str, architecture: str | None, date: str) -> LocalCounter:
     """The counter of a tiny model. Templates come with the requests, as they went to the server."""
     folder = model_folder(MODELS[model], architecture)
-    options = TemplateOptions(trust_request=True, clock=DayClock(start_date=date))
+    # Without any template of its own a model would count as one that cannot chat.
+    some = next((family.template for family in FAMILIES if family.model == model), None)
+    options = TemplateOptions(
+        chat_template=template_file(some) if some is not None else None,
+        trust_request=True,
+        clock=DayClock(start_date=date),
+    )
     return load(str(folder), options, hub=False, cache_bytes=1 << 24)

@@ -61,7 +61,19 @@ def block(results: Mapping[str, Any]) -> str:
         f"vLLM {versions}: {counted:,} requests counted by both, {different} of them differently; "
         f"{refused} were refused by vLLM."
     )
+    real = results.get("real chats", {})
+    if real:
+        requests = min(len(answers) for answers in real.values())
+        summary += (
+            f" Of the {requests:,} requests of tau-bench's real airline chats (gpt-4o, MIT) {_real(results)} with the "
+            f"templates of {' and '.join(real)}."
+        )
     return f"{BEGIN}\n{summary}\n\n{table(results)}\n{END}"
+
+
+def _real(results: Mapping[str, Any]) -> str:
+    wrong = sum(len(record.get("different", {}).get("real chats", ())) for record in results["models"].values())
+    return f"{wrong} differ" if wrong else "none differs"
 
 
 def write(results: Mapping[str, Any]) -> None:
