@@ -108,7 +108,7 @@ def _message(message: Any, content_format: ContentFormat) -> Message:
     if type(content) is not str or content.startswith(_BILLING_HEADER):
         content = _content(content, role, content_format)
     elif content_format == "openai":
-        content = [{"type": "text", "text": content}] if content else []
+        content = [{"type": "text", "text": content}]
     rendered: Message = {"role": role, "content": content}
     if role == "assistant":
         _add_assistant_keys(rendered, message)
