@@ -96,7 +96,7 @@ async def explain(
 
         wanted = parser_of("POST", path)(body, "application/json", path).model if model is None else model
         if backends:
-            served, windows = await _served(client, backends, wanted)
+            served, windows = await _served(client, backends, wanted, must=model is not None)
         else:
             served = ServedModel(wanted or "model", tokenizer or "")
             windows = {"(offline)": window_tokens or 0}
@@ -256,8 +256,11 @@ def _with_model(body: bytes, model: str | None) -> bytes:
     return json.dumps({**document, "model": model or "model"}).encode()
 
 
-async def _served(client: httpx2.AsyncClient, urls: tuple[str, ...], wanted: str) -> tuple[ServedModel, dict[str, int]]:
-    """The model at the backends that serve it, and its window at each."""
+async def _served(
+    client: httpx2.AsyncClient, urls: tuple[str, ...], wanted: str, *, must: bool
+) -> tuple[ServedModel, dict[str, int]]:
+    """The model at the backends that serve it, and its window at each. Where a backend serves but one model, that is
+    taken unless it ``must`` be ``wanted``."""
     import httpx2
 
     found: list[tuple[str, dict[str, Any], dict[str, Any]]] = []
@@ -274,7 +277,7 @@ async def _served(client: httpx2.AsyncClient, urls: tuple[str, ...], wanted: str
             said = error or type(error).__name__
             raise BackendFailed(f"{backend.url}/v1/models gave no list of models: {said}") from None
         names |= cards.keys()
-        card = cards.get(wanted) or (next(iter(cards.values())) if len(cards) == 1 else None)
+        card = cards.get(wanted) or (next(iter(cards.values())) if len(cards) == 1 and not must else None)
         if card is not None:
             found.append((backend.url, card, cards.get(card.get("parent") or "", card)))
     if not found:

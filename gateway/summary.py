@@ -97,8 +97,7 @@ class Summariser:
 
 def request(settings: OverflowSettings, span: str) -> dict[str, Any]:
     """The body that asks for a summary of ``span``, whose middle is cut out if it is too long."""
-    if _by_bytes(span) > settings.summary_input_tokens:
-        span = shortened(span, settings.summary_input_tokens, _by_bytes)[0]
+    span = shortened(span, settings.summary_input_tokens, _by_bytes)[0]
     return {
         "model": settings.summary_model,
         "messages": [{"role": "system", "content": _ORDER}, {"role": "user", "content": span}],

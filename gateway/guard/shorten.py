@@ -17,9 +17,11 @@ def marker(tokens: int) -> str:
 def shortened(text: str, keep_tokens: int, measure: Measure) -> tuple[str, int]:
     """``text`` with its middle cut out, and its tokens: at most ``keep_tokens``, unless the marker alone takes more.
 
-    Cuts at the ends of lines where there are any nearby. The same arguments give the same text.
+    What is short enough is left as it is. Cuts at the ends of lines where there are any nearby. The same arguments give the same text.
     """
     total = measure(text)
+    if total <= keep_tokens:
+        return text, total
     room = keep_tokens - measure(marker(total)) - 2
     chars = len(text) * max(0, room) / max(1, total)
     for _ in range(_TRIES):
