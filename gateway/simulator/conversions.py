@@ -69,6 +69,8 @@ def _append_item(messages: Chat, item: Mapping[str, Any]) -> None:
             return
         addition = {"tool_calls": [call]}
     elif kind == "reasoning":
+        if item.get("encrypted_content"):
+            raise _unsupported("Encrypted content is not supported.")
         texts = item.get("content") or item.get("summary") or [{"text": ""}]
         addition = {"reasoning": texts[0]["text"]}
     elif kind in ("function_call_output", "custom_tool_call_output"):

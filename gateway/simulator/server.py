@@ -140,6 +140,11 @@ class Simulator:
             return json_response(envelope(self.service.version, error), error.status)
         except ClientGone:
             return Response(status_code=499)
+        except (AttributeError, IndexError, KeyError, OverflowError, TypeError, ValueError) as error:
+            # Wrong types, which vLLM's own validation refuses before anything else.
+            wrong = ApiError(f"1 validation error: {error}", kind="Bad Request")
+            body = anthropic_envelope(wrong) if request.url.path.startswith("/v1/messages") else None
+            return json_response(body or envelope(self.service.version, wrong), 400)
 
     async def _models(self, request: Request) -> Response:
         options, now = self.service.options, int(time.time())
