@@ -54,7 +54,7 @@ def gemma4(files: ModelFiles, kwargs: Mapping[str, Any]) -> Family:
     pooled = whole(files.vision, "pooling_kernel_size", 3)
     most = kwargs.get("max_soft_tokens")
     if most is None:
-        most = whole(files.vision, "default_output_length", 280)
+        most = whole(files.vision, "default_output_length")
     elif most not in _SOFT_TOKENS:
         raise UnknownMedia(f"max_soft_tokens {most!r} is none that the model knows", refused=True)
 
