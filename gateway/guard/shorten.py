@@ -17,7 +17,8 @@ def marker(tokens: int) -> str:
 def shortened(text: str, keep_tokens: int, measure: Measure) -> tuple[str, int]:
     """``text`` with its middle cut out, and its tokens: at most ``keep_tokens``, unless the marker alone takes more.
 
-    What is short enough is left as it is. Cuts at the ends of lines where there are any nearby. The same arguments give the same text.
+    What is short enough is left as it is. Cuts at the ends of lines where there are any nearby. The same arguments give
+    the same text.
     """
     total = measure(text)
     if total <= keep_tokens:
