@@ -6,7 +6,7 @@ import asyncio
 import contextlib
 import logging
 import time
-from collections.abc import AsyncIterator, Iterator, Mapping
+from collections.abc import AsyncIterator, Callable, Iterator, Mapping
 from typing import TYPE_CHECKING, Any
 
 import httpx2
@@ -73,6 +73,7 @@ class App:
         )
         self.metrics.watch(self._gauges)
         self._keys = Keys(settings.api_keys)
+        self._admin_keys = Keys(settings.admin_keys)
         self._control: httpx2.AsyncClient | None = None
         self._started_s = int(time.time())
         self._own = Starlette(
@@ -86,6 +87,8 @@ class App:
                 Route("/model/info", self._model_info, methods=["GET"]),
                 Route("/v1/model/info", self._model_info, methods=["GET"]),
                 Route("/kvgate/status", self._status, methods=["GET"]),
+                Route("/kvgate/backends/{name}/drain", self._drain, methods=["POST"]),
+                Route("/kvgate/backends/{name}/undrain", self._undrain, methods=["POST"]),
             ],
             exception_handlers={HTTPException: _no_route, GatewayError: _gateway_error},
             lifespan=self._lifespan,
@@ -196,6 +199,26 @@ class App:
         self._keys.check(request.scope["headers"])
         learned = {"expected_output_tokens": self.gate.expected_output_tokens()}
         return _json({**self.fleet.describe(), **self.gate.stats(), **learned})
+
+    async def _drain(self, request: Request) -> Response:
+        return self._drained(request, self.fleet.drain)
+
+    async def _undrain(self, request: Request) -> Response:
+        return self._drained(request, self.fleet.undrain)
+
+    def _drained(self, request: Request, act: Callable[[str], None]) -> Response:
+        """Place nothing more on a backend, or do so again. Answers what is still there."""
+        if not self.settings.admin_keys:
+            raise NoRoute("Backends cannot be drained: set admin_keys, and send one of them.", 404)
+        self._admin_keys.check(request.scope["headers"])
+        name = request.path_params["name"]
+        records = {record.name: record for record in self.fleet.records()}
+        if name not in records:
+            raise NoRoute(f"There is no backend {name}. There are: {', '.join(records)}.", 404)
+        act(name)
+        log.info("backend %s: %s by an operator", name, "drained" if act == self.fleet.drain else "undrained")
+        record = next(record for record in self.fleet.records() if record.name == name)
+        return _json({"backend": name, "draining": record.draining, "in_flight": record.in_flight})
 
     def _records(self) -> list[ModelRecord]:
         return [

@@ -326,6 +326,9 @@ class FleetSettings(Section):
     stale_after_s: Seconds = Field(default=10.0, description="Age at which a KV observation counts as unknown.")
     failures_to_open: int = Field(default=3, ge=1, description="Failures in a row that open a backend's breaker.")
     reopen_after_s: Seconds = Field(default=5.0, description="Rest of an open breaker before one request may try.")
+    slow_start_s: float = Field(
+        default=10.0, ge=0, description="Time in which a backend that came back gets its share of work by and by."
+    )
 
 
 class RelaySettings(Section):
@@ -336,6 +339,9 @@ class RelaySettings(Section):
     answer_timeout_s: Seconds = Field(default=3600.0, description="Longest wait for an answer that is not streamed.")
     idle_timeout_s: Seconds = Field(default=300.0, description="Longest silence within an answer.")
     retries: int = Field(default=2, ge=0, description="Further attempts before the first byte, on other backends.")
+    retry_share: float = Field(
+        default=0.2, ge=0, le=1, description="Most further attempts in relation to requests, beyond the first few."
+    )
     hold_headers_s: Seconds = Field(
         default=10.0, description="How long a stream's status waits for its first byte, so that a retry stays possible."
     )
@@ -355,6 +361,9 @@ class Settings(BaseSettings):
     api_keys: Annotated[tuple[SecretStr, ...], NoDecode] = Field(
         default=(), description="Keys clients may present. Empty: no key is asked for."
     )
+    admin_keys: Annotated[tuple[SecretStr, ...], NoDecode] = Field(
+        default=(), description="Keys that may drain backends. Empty: nobody may."
+    )
     max_body_bytes: int = Field(default=64 << 20, ge=1024, description="Largest request body taken.")
     backends: Annotated[tuple[BackendSettings, ...], NoDecode] = Field(
         default=(), description="The vLLM servers behind the gateway."
@@ -370,7 +379,7 @@ class Settings(BaseSettings):
     gpu_metrics: bool = Field(default=False, description="Export the GPUs of this machine as metrics, through NVML.")
     log_level: Literal["debug", "info", "warning", "error"] = Field(default="info", description="Least level logged.")
 
-    @field_validator("api_keys", "backends", mode="before")
+    @field_validator("api_keys", "admin_keys", "backends", mode="before")
     @classmethod
     def _split(cls, value: Any) -> Any:
         """Environment variables hold lists as JSON or parted by blanks or commas."""
@@ -384,7 +393,7 @@ class Settings(BaseSettings):
         except yaml.YAMLError:
             raise ValueError("not a list in JSON; or write the items parted by blanks or commas") from None
 
-    @field_validator("api_keys")
+    @field_validator("api_keys", "admin_keys")
     @classmethod
     def _not_empty(cls, value: tuple[SecretStr, ...]) -> tuple[SecretStr, ...]:
         """An empty key would let in whoever shows none."""

@@ -36,6 +36,7 @@ from gateway.relay.events import EventStream
 from gateway.relay.exchange import HOP_BY_HOP, Progress, is_event_stream, passed_headers, relay_bytes, relay_events
 from gateway.relay.gate import Gate, Lease
 from gateway.relay.repair import StreamRepair
+from gateway.relay.retries import RetryBudget
 from gateway.relay.sse import cached_tokens_of, output_tokens_of, prompt_tokens_of, usage_of
 from gateway.relay.told import TRUE, UsageTold
 from gateway.relay.upstream import Upstream, UpstreamResponse
@@ -129,6 +130,7 @@ class Serving:
         self._gate = gate
         self._upstream = upstream
         self._metrics = metrics
+        self._retries = RetryBudget(settings.relay.retry_share)
         self._keys = Keys(settings.api_keys)
         self._repairer = Repairer(settings.repairs, settings.models, counter, metrics)
 
@@ -192,6 +194,7 @@ class Serving:
         sequences = ask.n if ask.n <= MOST_SEQUENCES else 1
         adapter, key = fitted.model.parent is not None, shown_key(scope["headers"])
         wish = wish_of(ask, scope["headers"], key, fitted.count, adapter, self._settings.placing)
+        self._retries.earn()
         lease: Lease | None = None
         tried: set[str] = set()
         for attempt in range(self._settings.relay.retries + 1):
@@ -206,6 +209,9 @@ class Serving:
                 backend = lease.backend.name
                 tried.add(backend)
                 if client.started or attempt == self._settings.relay.retries or len(tried) == len(offers):
+                    raise
+                if not self._retries.spend():
+                    self._metrics.retries_denied.inc()
                     raise
                 log.warning("request %s: %s failed before its first byte: %s", trace.request_id, backend, error.message)
                 self._metrics.retries.labels(backend).inc()

@@ -26,6 +26,7 @@ JITTER = 0.1
 LEAST_PAUSE_S = 0.2
 # A view is built anew when the ledger changes; without changes its age may lag behind by this much.
 VIEW_LIFE_S = 0.25
+LEAST_WARMTH = 0.1
 
 _keys = itertools.count(1)
 NO_NEED = Need(0, 0)
@@ -185,6 +186,7 @@ class WatchedBackend:
         self._probe = Probe(settings, fleet.timeout_s)
         self._wake = asyncio.Event()
         self._reachable: bool | None = None
+        self._back_s: float | None = None  # when it came back, for a slow start
         self._error: str | None = None
         self._reading = Reading()
         self._read_s: float | None = None
@@ -267,6 +269,7 @@ class WatchedBackend:
     def note_success(self) -> None:
         """The backend answered a request."""
         if self.breaker.failures and self.breaker.succeeded():
+            self._back_s = self._clock()
             log.info("backend %s answers again", self.name)
             self._changed()
             self.look_soon()
@@ -315,7 +318,7 @@ class WatchedBackend:
                 not closed and self.breaker.state(now_s) is BreakerState.HALF_OPEN,
                 self.rates.prefill_s,
                 self.rates.output_s,
-                self.settings.weight,
+                self.settings.weight * self._warmth(now_s),
                 self._restarts,
                 self._reading.caches is not False,
                 self._reading.loras,
@@ -387,8 +390,19 @@ class WatchedBackend:
         age_s = self.age_s(now_s)
         return age_s is None or age_s > self._fleet.stale_after_s
 
+    def _warmth(self, now_s: float) -> float:
+        """The part of its share that it gets now: it grows to the whole while it comes back."""
+        if self._back_s is None:
+            return 1.0
+        slow_s = self._fleet.slow_start_s
+        warmth = max(LEAST_WARMTH, (now_s - self._back_s) / slow_s) if slow_s else 1.0
+        if warmth >= 1.0:
+            self._back_s = None
+            return 1.0
+        return warmth
+
     def _touch(self) -> None:
-        self._on_touch(self.name, self.breaker.half_open_at_s is not None)
+        self._on_touch(self.name, self.breaker.half_open_at_s is not None or self._back_s is not None)
 
     def _changed(self) -> None:
         self._view = None
@@ -457,6 +471,8 @@ class WatchedBackend:
             return
         if self._reachable is not None or reachable:
             log.log(logging.INFO if reachable else logging.WARNING, "backend %s is %s", self.name, _updown(reachable))
+        if self._reachable is False and reachable and self._scrapes:
+            self._back_s = self._clock()
         self._reachable = reachable
         self._discover_at_s = self._discover_at_s if reachable else 0.0
         self._changed()

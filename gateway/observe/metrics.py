@@ -104,6 +104,7 @@ class Metrics:
         self.repairs = counter("repairs", "Requests and answers that were put right, by the rule that did it.", "rule")
         self.rejections = counter("rejections", "Requests the gateway answered with an error itself.", "reason")
         self.retries = counter("retries", "Attempts that failed before the first byte and were repeated.", "backend")
+        self.retries_denied = counter("retries_denied", "Attempts not repeated since there were too many retries.")
         self.upstream_responses = counter(
             "upstream_responses", "Answers of backends by class of status.", "backend", "status_class"
         )

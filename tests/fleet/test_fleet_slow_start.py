@@ -1,0 +1,98 @@
+"""A backend that came back gets its share of work by and by; what is timed there is learned."""
+
+from __future__ import annotations
+
+from gateway.config import BackendSettings, FleetSettings
+from gateway.fleet.backend import WatchedBackend
+from gateway.fleet.capacity import KvCapacity
+from gateway.fleet.discovery import ModelCard
+from gateway.types import Need
+
+
+class Clock:
+    def __init__(self) -> None:
+        self.now_s = 100.0
+
+    def __call__(self) -> float:
+        return self.now_s
+
+
+def watched(clock: Clock, **fields: float) -> WatchedBackend:
+    fleet = FleetSettings(failures_to_open=1, reopen_after_s=5.0, **fields)
+    item = WatchedBackend(BackendSettings(url="http://a", weight=2.0), fleet, clock, lambda: None)
+    item.found((ModelCard("m", None, None, 4096),), KvCapacity(1, 1000, 16))
+    return item
+
+
+async def test_its_share_grows_after_its_breaker_has_closed() -> None:
+    clock = Clock()
+    item = watched(clock, slow_start_s=10.0)
+    assert item.view(clock.now_s).share == 2.0
+    item.note_failure()
+    clock.now_s += 6
+    item.note_success()
+    assert item.view(clock.now_s).share == 0.2
+    clock.now_s += 5
+    assert item.view(clock.now_s).share == 1.0
+    clock.now_s += 5
+    assert item.view(clock.now_s).share == 2.0
+
+
+async def test_without_a_slow_start_it_gets_all_at_once() -> None:
+    clock = Clock()
+    item = watched(clock, slow_start_s=0.0)
+    item.note_failure()
+    clock.now_s += 6
+    item.note_success()
+    assert item.view(clock.now_s).share == 2.0
+
+
+async def test_streams_tell_how_fast_it_is() -> None:
+    clock = Clock()
+    item = watched(clock)
+    for number in range(40):
+        prompt_tokens = 100 + 50 * number
+        lease = item.reserve(Need(prompt_tokens, 100), None, timed=True)
+        clock.now_s += 0.1 + prompt_tokens / 2000
+        lease.first_byte()
+        for _ in range(50):
+            clock.now_s += 0.02
+            lease.grow(1)
+        lease.release()
+        lease.release()
+    record = item.record(clock.now_s)
+    assert record.prefill_tokens_per_s is not None
+    assert abs(record.prefill_tokens_per_s - 2000) < 20
+    assert record.output_tokens_per_s is not None
+    assert abs(record.output_tokens_per_s - 49) < 2
+    view = item.view(clock.now_s)
+    assert (view.prefill_s, view.output_s) == (item.rates.prefill_s, item.rates.output_s)
+
+
+async def test_prompts_ahead_and_what_was_cached_are_reckoned_with() -> None:
+    """Two at once: the second waits for the first; most of its own prompt was cached, as its answer tells."""
+    clock = Clock()
+    item = watched(clock)
+    for number in range(40):
+        first_tokens = 200 + 40 * number
+        first = item.reserve(Need(first_tokens, 10), None, timed=True)
+        second = item.reserve(Need(5000, 10), None, timed=True)
+        clock.now_s += first_tokens / 1000
+        first.first_byte()
+        clock.now_s += 0.5
+        second.first_byte()
+        second.cached_tokens = 4500
+        first.release()
+        second.release()
+    assert item.rates.prefill_s is not None
+    assert abs(1 / item.rates.prefill_s - 1000) < 20
+
+
+async def test_what_should_be_cached_is_not_pending() -> None:
+    item = watched(Clock())
+    lease = item.reserve(Need(1000, 10), None, cached_tokens=900)
+    assert item.ledger.pending_prompt_tokens == 100
+    assert item.ledger.reserved_blocks == Need(1000, 10).blocks(16)
+    lease.first_byte()
+    assert item.ledger.pending_prompt_tokens == 0
+    lease.release()
