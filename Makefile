@@ -9,7 +9,7 @@ PORT   ?= 8080
 ARGS   ?=
 
 .DEFAULT_GOAL := help
-.PHONY: bench conformance help setup run run-vllm test test-vllm test-deploy test-clients lint format lock clean
+.PHONY: bench bench-counting conformance help setup run run-vllm test test-vllm test-deploy test-clients lint format lock clean
 
 help: ## list the targets
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## /  \1|/' | column -t -s '|'
@@ -79,6 +79,9 @@ test-clients: setup $(VENV)/.clients .cache/clients-node/.ready ## real SDKs and
 
 bench: setup .venv-bench/.ready ## what relaying costs: nginx, the gateway and vLLM's router side by side (4 minutes; ARGS=--quick)
 	@$(BIN)/python -m bench.relay $(ARGS)
+
+bench-counting: setup ## what counting costs: an agent conversation of 2k to 60k tokens, beside transformers (ARGS="--backend URL")
+	@$(BIN)/python -m bench.counting $(ARGS)
 
 lint: setup ## ruff and mypy --strict
 	@$(BIN)/ruff check .

@@ -22,14 +22,17 @@ class Edges:
         self._after = after
         self._before_lengths = sorted({len(token) for token in before})
         self._after_lengths = sorted({len(token) for token in after})
+        # Most texts are done with at their first or last character.
+        self._first = frozenset(token[0] for token in before)
+        self._last = frozenset(token[-1] for token in after)
 
     def start_clean(self, text: str) -> bool:
         """Whether a cut right before ``text`` is clean whatever comes before."""
-        return any(text[:length] in self._before for length in self._before_lengths)
+        return text[:1] in self._first and any(text[:length] in self._before for length in self._before_lengths)
 
     def end_clean(self, text: str) -> bool:
         """Whether a cut right after ``text`` is clean whatever follows."""
-        return any(text[-length:] in self._after for length in self._after_lengths)
+        return text[-1:] in self._last and any(text[-length:] in self._after for length in self._after_lengths)
 
 
 def edges_of(tokenizer_json: str, count: Callable[[str], int], texts: Sequence[str]) -> Edges | None:

@@ -77,7 +77,10 @@ _Key = tuple[ChatTemplate, int, bytes, bytes]
 
 @dataclass(frozen=True, slots=True)
 class Found:
-    """What is known of a chat. ``same``: its first messages that are known; ``new_bytes``: the JSON of the others."""
+    """What is known of a chat. ``same``: its first messages that are known; ``new_bytes``: the JSON of the others.
+
+    ``asks``: among these is a question, after which many templates render what was said before differently.
+    """
 
     chat: Chat
     key: _Key
@@ -85,6 +88,7 @@ class Found:
     known: _Known | None
     same: int
     new_bytes: int
+    asks: bool
 
 
 @dataclass(frozen=True, slots=True)
@@ -130,7 +134,8 @@ class Conversations:
             raw.extend(map(_raw, chat.messages[len(raw) :]))
         except (TypeError, ValueError, RecursionError):  # lone surrogates, huge integers
             return None
-        return Found(chat, key, raw, best, same, sum(map(len, raw[same:])))
+        asks = any(isinstance(each, dict) and each.get("role") == "user" for each in chat.messages[same:])
+        return Found(chat, key, raw, best, same, sum(map(len, raw[same:])), asks)
 
     def render(self, found: Found) -> Rendered | None:
         """Normalise and render what is new. ``None`` if the chat must be rendered whole. Raises ``CannotCount``."""

@@ -122,10 +122,13 @@ class LocalCounter:
     def count_known(self, prompt: ChatPrompt, default_kwargs: Mapping[str, Any], most_new_bytes: int) -> Counted | None:
         """Count a chat of which all but ``most_new_bytes`` were counted before; ``None`` for others.
 
-        Takes well below a millisecond, or so much as the new part takes. Raises ``CannotCount``.
+        Takes well below a millisecond. Where the whole might have to be rendered again it is left to ``begin``. Raises
+        ``CannotCount``.
         """
         found = self._find(prompt, default_kwargs) if self.encoder.is_fast else None
-        if found is None or found.known is None or found.new_bytes > most_new_bytes or self._conversations is None:
+        if found is None or found.known is None or found.new_bytes > most_new_bytes or found.asks:
+            return None
+        if self._conversations is None:
             return None
         rendered = self._conversations.render(found)
         return self._conversations.count(rendered, MAX_TEXT_CHARS) if rendered is not None else None

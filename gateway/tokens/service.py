@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import sys
 from collections.abc import Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field, replace
@@ -38,6 +39,7 @@ INLINE_BYTES = 20_000
 # Finding out what of a request is known takes up to 1 ms a MB.
 INLINE_KNOWN_BYTES = 1_000_000
 _ENCODE_THREADS = 4
+_SWITCH_INTERVAL_S = 0.001
 _PLAIN = ModelSettings()
 Chain = tuple[tuple[int, int], ...]
 # What is distrusted when images are counted wrongly: their formulas, not the tokenizer.
@@ -128,6 +130,8 @@ class Counter:
         self._states: dict[str, _State] = {}
         self._fetcher: MediaFetcher | None = None
         self._loading = Loading(self._load)
+        # A thread that renders keeps the GIL for so long before it lets the loop go on; Python's default is 5 ms.
+        sys.setswitchinterval(_SWITCH_INTERVAL_S)
         # Rendering holds the GIL, so two renders at once would only keep the loop waiting twice as long; encoding does
         # not, and one huge text must not hold up the others.
         self._renders = ThreadPoolExecutor(1, thread_name_prefix="render")

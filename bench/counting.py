@@ -1,0 +1,248 @@
+"""What counting costs: ``python -m bench.counting``. A coding agent's conversation grows from 2,000 to 60,000 tokens.
+
+Measured from a request's bytes to its ``Count``, through the same calls as the gateway's, beside Hugging Face's full
+render and encode of the same requests and a backend's ``/tokenize``. Every count is held against Hugging Face's.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import json
+import os
+import statistics
+import sys
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+import httpx2
+
+from bench.agent import Conversation, agent_conversation
+from gateway.api import chat
+from gateway.config import CountingSettings
+from gateway.exceptions import GatewayError
+from gateway.simulator.model import default_folder, ensure_model
+from gateway.tokens.service import Counter, ServedModel
+
+TURNS = 40
+GROWTH_BYTES = 6_000
+# The last turns, from about 50,000 tokens on, stand for "60k".
+LARGE_TURNS = 8
+MODEL = "m"
+Clock = Callable[[], float]
+
+
+@dataclass(frozen=True, slots=True)
+class Figures:
+    """Milliseconds of one thing measured: wall time, and CPU time of the process (all threads)."""
+
+    wall_p50_ms: float
+    wall_p99_ms: float
+    cpu_p50_ms: float
+    cpu_p99_ms: float
+    samples: int
+
+
+def figures(samples: Sequence[tuple[float, float]]) -> Figures:
+    """From ``(wall, CPU)`` in seconds."""
+    wall, cpu = (sorted(1000 * each[place] for each in samples) for place in (0, 1))
+    return Figures(statistics.median(wall), _p99(wall), statistics.median(cpu), _p99(cpu), len(samples))
+
+
+def _p99(ordered: Sequence[float]) -> float:
+    return ordered[min(len(ordered) - 1, round(0.99 * (len(ordered) - 1)))]
+
+
+async def measure_growth(
+    counter: Counter, served: ServedModel, conversations: Sequence[Conversation]
+) -> tuple[dict[str, list[tuple[float, float]]], dict[tuple[int, int], int]]:
+    """Seconds of every turn of every conversation, by kind, and the counts. Conversations grow side by side."""
+    samples: dict[str, list[tuple[float, float]]] = {"all turns": [], "large turns": [], "large, after a question": []}
+    counts: dict[tuple[int, int], int] = {}
+    for turn in range(TURNS):
+        for number, conversation in enumerate(conversations):
+            body = conversation.body(turn, MODEL)
+            counts[number, turn], taken = await _count(counter, served, body)
+            large = turn >= TURNS - LARGE_TURNS
+            asked = conversation.messages[conversation.ends[turn] - 1]["role"] == "user"
+            if turn:
+                samples["all turns"].append(taken)
+            if large:
+                samples["large, after a question" if asked else "large turns"].append(taken)
+    return samples, counts
+
+
+async def _count(counter: Counter, served: ServedModel, body: bytes) -> tuple[int, tuple[float, float]]:
+    wall, cpu = time.perf_counter(), time.process_time()
+    count = await counter.count(chat.parse(body, "application/json"), served)
+    taken = time.perf_counter() - wall, time.process_time() - cpu
+    if count.source != "local":
+        raise SystemExit(f"counted by {count.source}, not locally")
+    return count.total_tokens, taken
+
+
+async def measure_cold(counter: Counter, served: ServedModel, seeds: Sequence[int]) -> list[tuple[float, float]]:
+    """Seconds of the large last turn of conversations that were never seen."""
+    samples = []
+    for seed in seeds:
+        body = agent_conversation(seed, TURNS, GROWTH_BYTES).body(TURNS - 1, MODEL)
+        samples.append((await _count(counter, served, body))[1])
+    return samples
+
+
+async def measure_gap(
+    counter: Counter, served: ServedModel, conversations: Sequence[Conversation]
+) -> tuple[float, float]:
+    """The longest time in ms that the event loop was held while 8 clients counted, warm, then cold.
+
+    The watcher yields to the loop all the time: what passes between two of its turns is what held the others up.
+    """
+    longest = 0.0
+
+    async def watch() -> None:
+        nonlocal longest
+        before = time.perf_counter()
+        while True:
+            await asyncio.sleep(0)
+            now = time.perf_counter()
+            longest = max(longest, now - before)
+            before = now
+
+    async def client(bodies: Sequence[bytes]) -> None:
+        for body in bodies:
+            await counter.count(chat.parse(body, "application/json"), served)
+            await asyncio.sleep(0)
+
+    async def under_load(loads: Sequence[Sequence[bytes]]) -> float:
+        nonlocal longest
+        watcher = asyncio.create_task(watch())
+        await asyncio.sleep(0.05)
+        longest = 0.0
+        await asyncio.gather(*map(client, loads))
+        watcher.cancel()
+        return 1000 * longest
+
+    warm = [[each.body(turn, MODEL) for turn in range(TURNS - LARGE_TURNS, TURNS - 1)] for each in conversations]
+    await asyncio.gather(*(client(load[:1]) for load in warm))
+    cold = [[agent_conversation(9000 + n, TURNS, GROWTH_BYTES).body(TURNS - 1, MODEL)] for n in range(8)]
+    return await under_load([load[1:] for load in warm]), await under_load(cold)
+
+
+def measure_reference(
+    folder: Path, conversations: Sequence[Conversation], counts: dict[tuple[int, int], int]
+) -> tuple[list[tuple[float, float]], int]:
+    """Hugging Face's render and encode of the large turns, and how many of our counts it contradicts."""
+    from transformers import AutoTokenizer
+
+    tokenizer = AutoTokenizer.from_pretrained(str(folder))
+    samples, wrong = [], 0
+    for number, conversation in enumerate(conversations[:2]):
+        for turn in (1, 7, TURNS // 2, *range(TURNS - LARGE_TURNS, TURNS)):
+            body = conversation.body(turn, MODEL)
+            wall, cpu = time.perf_counter(), time.process_time()
+            document = json.loads(body)
+            for message in document["messages"]:
+                message["content"] = message.get("content") or ""
+                for call in message.get("tool_calls", ()):
+                    call["function"]["arguments"] = json.loads(call["function"]["arguments"])
+            text = tokenizer.apply_chat_template(
+                document["messages"], tools=document["tools"], add_generation_prompt=True, tokenize=False
+            )
+            tokens = len(tokenizer.encode(text, add_special_tokens=False))
+            if turn >= TURNS - LARGE_TURNS:
+                samples.append((time.perf_counter() - wall, time.process_time() - cpu))
+            wrong += tokens != counts[number, turn]
+    return samples, wrong
+
+
+async def measure_backend(url: str, conversations: Sequence[Conversation]) -> tuple[str, list[tuple[float, float]]]:
+    """Asking a backend's ``/tokenize`` for the large turns, as far as its window lets it answer."""
+    samples = []
+    async with httpx2.AsyncClient(timeout=60) as client:
+        card = (await client.get(f"{url}/v1/models")).json()["data"][0]
+        for conversation in conversations[:2]:
+            for turn in range(TURNS - LARGE_TURNS, TURNS):
+                document = json.loads(conversation.body(turn, card["id"]))
+                asked = {name: document[name] for name in ("model", "messages", "tools")}
+                wall, cpu = time.perf_counter(), time.process_time()
+                answer = await client.post(f"{url}/tokenize", json=asked)
+                samples.append((time.perf_counter() - wall, time.process_time() - cpu))
+                answer.raise_for_status()
+                answer.json()
+    return str(card["id"]), samples
+
+
+async def run(backend: str | None, quick: bool) -> dict[str, Any]:
+    """Measure everything; returns what ``--json`` prints."""
+    folder = ensure_model(default_folder())
+
+    async def no_backend(*_: Any) -> Any:
+        raise OSError("the bench counts locally")
+
+    counter = Counter(CountingSettings(), {}, no_backend)
+    served = ServedModel(MODEL, str(folder))
+    try:
+        note = await counter.warm(served)
+        await _count(counter, served, agent_conversation(99, TURNS, GROWTH_BYTES).body(TURNS - 1, MODEL))
+        conversations = [agent_conversation(seed, TURNS, GROWTH_BYTES) for seed in range(2 if quick else 8)]
+        before = _resident_bytes()
+        samples, counts = await measure_growth(counter, served, conversations)
+        grown = _resident_bytes() - before
+        cold = await measure_cold(counter, served, range(100, 104 if quick else 120))
+        warm_gap, cold_gap = await measure_gap(counter, served, conversations)
+        reference, wrong = measure_reference(folder, conversations, counts)
+        result: dict[str, Any] = {
+            "counted": note,
+            "tokens": [min(counts.values()), max(counts.values())],
+            "turns": len(counts),
+            "counts that differ from transformers": wrong,
+            "ms": {f"warm, {name}": asdict(figures(each)) for name, each in samples.items() if each},
+            "longest gap, warm, ms": warm_gap,
+            "longest gap, cold, ms": cold_gap,
+            "memory grown by the conversations, MB": grown / 1e6,
+            "load": os.getloadavg()[0],
+        }
+        result["ms"]["cold, 60k"] = asdict(figures(cold))
+        result["ms"]["transformers, large turns"] = asdict(figures(reference))
+        if backend is not None:
+            name, asked = await measure_backend(backend.rstrip("/"), conversations)
+            result["ms"][f"/tokenize of {name}, large turns"] = asdict(figures(asked))
+        return result
+    finally:
+        counter.close()
+
+
+def _resident_bytes() -> int:
+    pages = int(Path("/proc/self/statm").read_text().split()[1])
+    return pages * os.sysconf("SC_PAGESIZE")
+
+
+def main() -> None:
+    """Print the figures."""
+    parser = argparse.ArgumentParser(prog="python -m bench.counting", description=__doc__)
+    parser.add_argument("--backend", help="base URL of a vLLM server (or simulator) whose /tokenize is measured too")
+    parser.add_argument("--quick", action="store_true", help="two conversations instead of eight")
+    parser.add_argument("--json", action="store_true", help="print one JSON object")
+    arguments = parser.parse_args()
+    try:
+        result = asyncio.run(run(arguments.backend, arguments.quick))
+    except (GatewayError, httpx2.HTTPError) as error:
+        sys.exit(f"bench.counting: {error}")
+    if arguments.json:
+        print(json.dumps(result, indent=1))
+        return
+    print(f"{'':34} {'wall p50':>9} {'p99':>8} {'CPU p50':>9} {'p99':>8}   samples (ms)")
+    for name, each in result.pop("ms").items():
+        line = (
+            f"{each['wall_p50_ms']:9.2f} {each['wall_p99_ms']:8.2f} {each['cpu_p50_ms']:9.2f} {each['cpu_p99_ms']:8.2f}"
+        )
+        print(f"{name:34} {line}   {each['samples']}")
+    for name, value in result.items():
+        print(f"{name}: {round(value, 2) if isinstance(value, float) else value}")
+
+
+if __name__ == "__main__":
+    main()
