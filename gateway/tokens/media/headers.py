@@ -39,7 +39,7 @@ def image_size(data: Bytes) -> ImageSize:
             size = _bmp(start)
         else:
             raise UnknownMedia("an image of a format not known here")
-    except struct.error:
+    except (struct.error, IndexError):
         raise UnknownMedia("its header is cut off", refused=True) from None
     if size.width <= 0 or size.height <= 0:
         raise UnknownMedia(f"an image of {size.width} x {size.height} pixels", refused=True)

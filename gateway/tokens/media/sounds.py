@@ -22,7 +22,7 @@ def audio_size(data: Bytes) -> AudioSize:
             size = _flac(start)
         else:
             raise UnknownMedia("a sound of a format not known here")
-    except struct.error:
+    except (struct.error, IndexError):
         raise UnknownMedia("its header is cut off", refused=True) from None
     if size.samples <= 0 or size.rate_hz <= 0:
         raise UnknownMedia("a sound without samples", refused=True)
