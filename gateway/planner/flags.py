@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import shlex
 
+from gateway.planner.cautions import quantization_flag
 from gateway.planner.hardware import backend_flag
 from gateway.planner.plan import Plan
 from gateway.planner.versions import DOCKER_IMAGE, LATEST, batch_defaults
@@ -28,6 +29,9 @@ def serve_arguments(plan: Plan) -> list[str]:
     wish, geometry = plan.wish, plan.subject.geometry
     window = recommended_window(plan)
     words = [geometry.name, "--max-model-len", str(window)]
+    online = quantization_flag(plan.subject, wish)
+    if online:
+        words += ["--quantization", online]
     if wish.utilization is not None:
         words += ["--gpu-memory-utilization", f"{wish.utilization:g}"]
     for flag, number in (

@@ -282,7 +282,18 @@ def _mla_layers(text: Mapping[str, Any], count: int) -> tuple[tuple[Layer, ...],
     if index_dim:
         # fp8 row plus one fp32 scale a 128-wide group (vLLM deepseek_v2.py Indexer)
         caches = (mla(latent), indexer(index_dim + index_dim // 128 * 4))
-    return (caches,) * count
+    without = caches[:1]
+    return tuple(caches if chooses else without for chooses in _choosing_layers(text, count))
+
+
+def _choosing_layers(text: Mapping[str, Any], count: int) -> list[bool]:
+    """Sparse MLA: whether a layer chooses rows itself, or reuses an earlier layer's choice (GLM-5.2, IndexCache)."""
+    pattern = text.get("index_topk_pattern")
+    if isinstance(pattern, str):
+        return [index >= len(pattern) or pattern[index] != "S" for index in range(count)]
+    every, offset = first_int(text, "index_topk_freq") or 1, first_int(text, "index_skip_topk_offset")
+    start = 2 if offset is None else offset  # defaults of vLLM 0.32 deepseek_v2.py
+    return [max(index - start + 1, 0) % max(every, 1) == 0 for index in range(count)]
 
 
 def _per_block_layers(text: Mapping[str, Any], hidden: int, heads: int) -> tuple[tuple[Layer, ...], ...]:

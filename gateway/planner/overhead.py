@@ -45,6 +45,7 @@ class RunSettings:
     lora_adapters: int = 0
     max_model_len: int = 8192
     unified: bool = False
+    packed_rows: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -124,6 +125,8 @@ def workspace_bytes(geometry: ModelGeometry, run: RunSettings, behaviour: Behavi
     text = geometry.config
     row = (first_int(text, "kv_lora_rank") or 512) + (first_int(text, "qk_rope_head_dim") or 64)
     if any(layer.kind is LayerKind.INDEXER for layer in geometry.layers):
+        if not run.packed_rows:
+            return 0.0  # only packed rows are unpacked into a workspace (0.26 on GB200: no such peak)
         # 0.32 takes two windows above 256k; when that began was not looked up, and a 0.24 log agrees with five.
         windows = 2 if behaviour.version[:2] >= (0, 32) and run.max_model_len > 256 << 10 else _SPARSE_WINDOWS
         return float(windows * run.max_model_len) * row * geometry.model_bytes

@@ -8,6 +8,7 @@ from dataclasses import dataclass, field, replace
 from gateway.planner import pool as pools
 from gateway.planner.architectures import known as known_architectures
 from gateway.planner.cards import Card
+from gateway.planner.cautions import cautions
 from gateway.planner.checks import check_flags
 from gateway.planner.deepseek_v4 import build_v4_pool
 from gateway.planner.figures import GIB, Figure, Kind, weakest
@@ -19,6 +20,7 @@ from gateway.planner.overhead import Overheads, RunSettings, overheads
 from gateway.planner.parameters import count_parameters
 from gateway.planner.pool import Pool, PoolSettings
 from gateway.planner.speculation import Speculation
+from gateway.planner.storage import is_sparse_mla, resolved_dtype, stored_dtype, with_every_indexer
 from gateway.planner.versions import LATEST, LATEST_TEXT, OLDEST, Behaviour, batch_defaults
 from gateway.planner.weights import QUANT_BITS, Weights, weights_of
 
@@ -151,7 +153,7 @@ class Plan:
 
     @property
     def support(self) -> Support:
-        return kv_support(self.card, self.subject.geometry, self.wish.kv_dtype, self.behaviour)
+        return _support(self.card, self.subject.geometry, self.wish.kv_dtype, self.behaviour)
 
 
 def make_plan(subject: Subject, card: Card, wish: Wish, behaviour: Behaviour, *, compare: bool = True) -> Plan:
@@ -160,11 +162,24 @@ def make_plan(subject: Subject, card: Card, wish: Wish, behaviour: Behaviour, *,
     check_flags(subject.geometry, wish)
     if wish.text_only and subject.geometry.multimodal:
         subject = subject.without_vision()
+    if not behaviour.rows_by_card:
+        subject = replace(subject, geometry=with_every_indexer(subject.geometry))
     geometry = subject.geometry
     window = wish.context or geometry.max_position or _FALLBACK_WINDOW
     utilization = wish.utilization if wish.utilization is not None else behaviour.default_utilization
     batched, seqs = _batching(geometry, card, wish, behaviour, window)
-    run = RunSettings(batched, seqs, wish.tp, wish.eager, wish.lora_rank, wish.lora_adapters, window, card.unified)
+    run = RunSettings(
+        batched,
+        seqs,
+        wish.tp,
+        wish.eager,
+        wish.lora_rank,
+        wish.lora_adapters,
+        window,
+        card.unified,
+        packed_rows=is_deepseek_v4(geometry.config)
+        or stored_dtype(geometry, wish.kv_dtype, card, behaviour) == "fp8_ds_mla",
+    )
     weights = _weights(subject, wish)
     requested = _requested(card, utilization)
     pool, extra, budget = _deciding_stage(subject, card, wish, behaviour, run, requested, weights)
@@ -253,7 +268,7 @@ def plan_pool(
         hybrid_manager = not any(layer.kind is LayerKind.CHUNKED for layer in geometry.layers)
     families = {one.state.family for one in own if one.state}
     settings = PoolSettings(
-        kv_dtype=stored_dtype(geometry, wish.kv_dtype),
+        kv_dtype=stored_dtype(geometry, wish.kv_dtype, card, behaviour),
         tp=wish.tp,
         dcp=wish.dcp,
         model_bytes=geometry.model_bytes,
@@ -284,20 +299,11 @@ def plan_pool(
     return replace(whole, block_bytes=whole.block_bytes // wish.pp)
 
 
-def stored_dtype(geometry: ModelGeometry, kv_dtype: str) -> str:
-    """Sparse MLA keeps fp8 rows in its packed layout (and DeepSeek-V3.2 does so by default)."""
-    sparse = any(layer.kind is LayerKind.INDEXER for layer in geometry.layers) and geometry.uses_mla
-    if sparse and (kv_dtype.startswith("fp8") or (kv_dtype == "auto" and geometry.model_type == "deepseek_v32")):
-        return "fp8_ds_mla"
-    return kv_dtype
-
-
 def default_block_tokens(geometry: ModelGeometry, card: Card) -> int:
     """Tokens of a block when ``--block-size`` is not given: the attention backend's preference."""
-    sparse = any(layer.kind is LayerKind.INDEXER for layer in geometry.layers) and geometry.uses_mla
     if card.capability == "cpu":
         return 16 if geometry.uses_mla else 128
-    if sparse or (geometry.uses_mla and card.sm in (90, 100, 103)):
+    if is_sparse_mla(geometry) or (geometry.uses_mla and card.sm in (90, 100, 103)):
         return 64
     return 16
 
@@ -394,7 +400,7 @@ def _rows(
     rows: list[DtypeRow] = []
     cap = subject.geometry.max_position or _WIDEST_SEARCH
     for name in names:
-        support = kv_support(card, subject.geometry, name, behaviour)
+        support = _support(card, subject.geometry, name, behaviour)
         if not support.runs and name != wish.kv_dtype:
             continue
         pool = plan_pool(subject, replace(wish, kv_dtype=name), behaviour, card, batched)
@@ -433,7 +439,8 @@ def _limits(
     if behaviour.version[:2] < OLDEST:
         oldest = ".".join(map(str, OLDEST))
         warnings.append(f"vLLM {behaviour.text} is older than what the planner knows: planned as {oldest}.")
-    support = kv_support(card, geometry, wish.kv_dtype, behaviour)
+    support = _support(card, geometry, wish.kv_dtype, behaviour)
+    warnings.extend(cautions(subject, card, wish, behaviour))
     if not support.runs:
         warnings.append(f"--kv-cache-dtype {wish.kv_dtype} does not run here: {support.note}.")
     if geometry.max_position and window > geometry.max_position:
@@ -469,6 +476,10 @@ def _limits(
     if geometry.max_position and largest.value >= geometry.max_position:
         return "the model's own window", warnings
     return "KV memory", warnings
+
+
+def _support(card: Card, geometry: ModelGeometry, kv_dtype: str, behaviour: Behaviour) -> Support:
+    return kv_support(card, geometry, resolved_dtype(geometry, kv_dtype, card, behaviour), behaviour)
 
 
 def _geometry_kind(geometry: ModelGeometry) -> Kind:

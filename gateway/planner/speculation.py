@@ -87,7 +87,11 @@ def parse_speculation(text: str | None) -> Speculation | None:
 
 def last_attention_caches(target: ModelGeometry) -> tuple[Layer, ...]:
     """The caches of the target's last keep-everything decoder layer: what a head of the same kind adds."""
+    # A drafting head always has an indexer, also where the target's last layer reuses another's choice.
+    most = max((len(caches) for caches in target.decoder_layers), default=0) if target.uses_mla else 0
     for caches in reversed(target.decoder_layers):
+        if len(caches) < most:
+            continue
         if any(layer.kind in (LayerKind.FULL, LayerKind.MLA) for layer in caches):
             return tuple(layer for layer in caches if layer.kind is not LayerKind.STATE)
     return ()

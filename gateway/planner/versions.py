@@ -23,6 +23,9 @@ class Behaviour:
     ``mamba_keeps_every_block``: Mamba models cached in mode "all", a state for every block, until "align" took over.
     ``checkpoint_blocks``: the extra state Mamba 2 and KDA export within a prefill since 0.32.
     ``pages_side_by_side``: groups of mixed page sizes pack a block as wide as the widest group, since 0.28.
+    ``checkpoint_decides_kv``: ``auto`` takes the cache dtype a quantised checkpoint declares (seen in a 0.15 log).
+    ``rows_by_card``: sparse MLA's fp8 rows depend on the card, and layers that reuse another's choice keep no indexer
+    cache (not yet so in a 0.24 log, so in one of 0.26).
     """
 
     version: tuple[int, int, int]
@@ -40,6 +43,8 @@ class Behaviour:
     mamba_keeps_every_block: bool
     checkpoint_blocks: int
     pages_side_by_side: bool
+    checkpoint_decides_kv: bool
+    rows_by_card: bool
 
     @property
     def text(self) -> str:
@@ -62,7 +67,8 @@ def behaviour_of(version: str | tuple[int, int, int] | None, *, engine: str | No
         version=number,
         default_utilization=0.92 if minor >= (0, 20) else 0.90,
         graphs_subtracted=minor >= (0, 20),
-        tokens_from_concurrency=minor >= (0, 20),
+        # 0.20.0 still logs blocks divided by groups for hybrids, 0.20.2 concurrency times window
+        tokens_from_concurrency=number >= (0, 20, 1),
         # vllm#47272: the block pool's null block is part of the check
         null_block_reserved=minor >= (0, 29),
         # async scheduling keeps two batches in flight, counted by sliding-window specs in 0.28, not yet in 0.25
@@ -76,6 +82,8 @@ def behaviour_of(version: str | tuple[int, int, int] | None, *, engine: str | No
         mamba_keeps_every_block=(0, 14) <= minor < (0, 28),
         checkpoint_blocks=1 if minor >= (0, 32) else 0,
         pages_side_by_side=minor >= (0, 28),
+        checkpoint_decides_kv=minor >= (0, 15),
+        rows_by_card=minor >= (0, 26),
     )
 
 

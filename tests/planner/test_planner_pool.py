@@ -163,12 +163,13 @@ def test_the_null_block_is_reserved_since_0_29() -> None:
     assert capacity(pool, exactly + pool.block_bytes, 16384, NEW).fits
 
 
-def test_logged_tokens_of_a_hybrid_before_0_20_disagree_with_the_concurrency() -> None:
+def test_logged_tokens_of_a_hybrid_up_to_0_20_0_disagree_with_the_concurrency() -> None:
     layers = [full(4, 256) if index % 4 == 3 else recurrent(GDN) for index in range(64)]
     pool = _pool(layers)
     held = 1019 * pool.block_bytes
     assert capacity(pool, held, 65536, OLD).size_tokens == 199136
-    assert capacity(pool, held, 65536, behaviour_of("0.20.0")).size_tokens == 742013
+    assert capacity(pool, held, 65536, behaviour_of("0.20.0")).size_tokens == 199136  # logs of 0.20.0 and 0.20.2 differ
+    assert capacity(pool, held, 65536, behaviour_of("0.20.2")).size_tokens == 742013
 
 
 def test_deepseek_v4_packs_five_groups_into_one_block() -> None:
