@@ -268,6 +268,11 @@ class LocalCounter:
         return settled(prompt, self._system_first, self._effort_of_none or "none")
 
     @property
+    def kept_bytes(self) -> int:
+        """Memory taken by what is kept of conversations, about."""
+        return self._conversations.kept_bytes if self._conversations is not None else 0
+
+    @property
     def content_format(self) -> ContentFormat:
         """Of chats without tools. Raises ``CannotCount`` if there is no template."""
         return self._options.content_format or self._template(False).content_format
