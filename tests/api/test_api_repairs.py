@@ -540,7 +540,7 @@ def test_blocks_that_only_anthropic_knows() -> None:
 def test_a_thinking_budget_stays_below_the_output_budget() -> None:
     thinking = {"type": "enabled", "budget_tokens": 31_999}
     assert anthropic("thinking_budget", thinking=thinking, max_tokens=8000)["thinking"]["budget_tokens"] == 7999
-    assert anthropic("thinking_budget", thinking=thinking, max_tokens=1000)["thinking"] == {"type": "disabled"}
+    assert anthropic("thinking_budget", thinking=thinking, max_tokens=1000)["thinking"] == {"type": "adaptive"}
 
 
 # --- Responses

@@ -124,11 +124,11 @@ def _found(content: Any) -> str:
 
 
 def thinking_budget(document: Document, _: ModelFacts) -> dict[str, Any] | None:
-    """A thinking budget that is not below the output budget; no room for one at all switches thinking off."""
+    """A thinking budget that is not below the output budget; without room for one the model judges."""
     thinking, most = document.get("thinking"), integer(document.get("max_tokens"))
     budget = integer(thinking.get("budget_tokens")) if isinstance(thinking, dict) else None
     if not isinstance(thinking, dict) or budget is None or most is None or most < 1 or budget < most:
         return None
     if most <= _LEAST_THINKING_TOKENS:
-        return {**document, "thinking": {"type": "disabled"}}
+        return {**document, "thinking": {"type": "adaptive"}}
     return {**document, "thinking": {**thinking, "budget_tokens": most - 1}}
