@@ -66,8 +66,9 @@ def error_response(
 ) -> tuple[int, Headers, bytes]:
     """Status, headers (with ``x-request-id``, without a length) and body of the answer to a failed request.
 
-    Codex takes a 400 and a 429 for final whatever they say (``retry_429: false``). So its streams are told of an
-    overflow within a stream, where it looks for one, and of a full queue with the 503 that it knows.
+    Codex takes a 400 for final whatever it says, and gives up after five answers of 429, while it waits as told through
+    any number of 503 seen (0.171.0). So its streams are told of an overflow within a stream, where it looks for one,
+    and of a full queue with the 503 whose code it knows.
     """
     headers = [("x-request-id", request_id)]
     if dialect is Dialect.MESSAGES:
@@ -97,7 +98,7 @@ def sse_error(error: GatewayError, dialect: Dialect, place: StreamPlace | None =
         return b"event: error\ndata: " + encode(anthropic_body(error, None)) + b"\n\n"
     fields = openai_body(error, dialect)["error"]
     if dialect is Dialect.RESPONSES:
-        return _failing_events(fields, place or StreamPlace("resp_failed"))
+        return failing_events(fields, place or StreamPlace("resp_failed"))
     return b"data: " + encode({"error": fields}) + b"\n\ndata: [DONE]\n\n"
 
 
@@ -106,10 +107,10 @@ def _refusing_stream(error: GatewayError, request_id: str, model: str) -> bytes:
     place = StreamPlace(f"resp_{request_id}", 0, model)
     created = {"type": "response.created", "sequence_number": 0, "response": _response(place, "in_progress")}
     fields = openai_body(error, Dialect.RESPONSES)["error"]
-    return _event(created) + _failing_events(fields, StreamPlace(place.response_id, 1, model))
+    return _event(created) + failing_events(fields, StreamPlace(place.response_id, 1, model))
 
 
-def _failing_events(fields: dict[str, Any], place: StreamPlace) -> bytes:
+def failing_events(fields: dict[str, Any], place: StreamPlace) -> bytes:
     """``error``, which OpenCode and the OpenAI SDKs look for, then ``response.failed``, which Codex and LangChain do;
     Codex drops events it does not know."""
     told = {key: fields[key] for key in ("type", "code", "message", "param")}

@@ -147,7 +147,7 @@ def test_no_other_error_is_taken_for_an_overflow(error: GatewayError, dialect: D
     # Two clients take any 400 of Anthropic's dialect for one; nothing can be said to them.
     clients = {**ANTHROPIC_CLIENTS} if dialect is Dialect.MESSAGES else CHAT_CLIENTS
     if dialect is Dialect.MESSAGES:
-        del clients["cline 3"]
+        del clients["Cline (legacy extension)"]
     assert those_who_see_an_overflow(status, body, clients) == set()
 
 
