@@ -102,9 +102,9 @@ async def measure_cold(counter: Counter, served: ServedModel, seeds: Sequence[in
 async def measure_gap(counter: Counter, served: ServedModel, conversations: Sequence[Conversation]) -> dict[str, float]:
     """The longest times in ms that the event loop was held while 8 clients counted.
 
-    A watcher yields to the loop all the time: what passes between two of its turns is what held the others up. Wall time
-    holds the waiting for other processes, too (``idle`` says how much of that there is); CPU time is what the loop's own
-    thread worked, without waiting for the GIL.
+    A watcher yields to the loop all the time: what passes between two of its turns is what held the others up, by one
+    client or by several at once. Wall time holds the waiting for other processes, too (``idle`` says how much of that
+    there is); CPU time is what the loop's own thread worked, without waiting for the GIL.
     """
     longest = [0.0, 0.0]
 
@@ -119,7 +119,7 @@ async def measure_gap(counter: Counter, served: ServedModel, conversations: Sequ
     async def client(bodies: Sequence[bytes]) -> None:
         for body in bodies:
             await counter.count(chat.parse(body, "application/json"), served)
-            await asyncio.sleep(0)
+            await asyncio.sleep(0.005)
 
     async def under(work: Awaitable[Any], name: str) -> dict[str, float]:
         watcher = asyncio.create_task(watch())
