@@ -122,8 +122,6 @@ def chat_of_messages(document: Mapping[str, Any], *, system_first: bool) -> dict
     if system_first:
         texts += [text for text in inline.values() if text]
     first = "".join(texts)
-    if first.startswith(BILLING):
-        first = first.partition("\n")[2]  # the chat route's own parser drops the line
     chat: Chat = [{"role": "system", "content": first}] if first else []
     for message in document["messages"]:
         role, content = str(message.get("role")), message.get("content")

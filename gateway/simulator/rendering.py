@@ -13,6 +13,7 @@ from gateway.exceptions import GatewayError
 from gateway.simulator.errors import ApiError
 
 _KNOWN_KWARGS = frozenset({"messages", "tools", "documents", "add_generation_prompt", "continue_final_message"})
+BILLING = "x-anthropic-billing-header"
 NO_TEMPLATE = (
     "As of transformers v4.44, default chat template is no longer allowed, so you must provide a chat template if the "
     "tokenizer does not define one."
@@ -188,6 +189,19 @@ def _is_content(node: Any) -> bool:
     return isinstance(node, nodes.Getitem) and isinstance(node.arg, nodes.Const) and bool(node.arg.value == "content")
 
 
+def _unbilled(content: Any) -> Any:
+    """A system message without Claude Code's billing line, which vLLM drops for the sake of its prefix cache."""
+    if isinstance(content, list):
+        return [left for part in content if (left := _unbilled(part)) is not None]
+    text = content.get("text") if isinstance(content, Mapping) and content.get("type") == "text" else content
+    if not isinstance(text, str) or not text.startswith(BILLING):
+        return content
+    rest = text.partition("\n")[2]
+    if isinstance(content, str):
+        return rest
+    return {**content, "text": rest} if rest else None
+
+
 def _normalise(messages: Sequence[Mapping[str, Any]], *, parts: bool) -> list[dict[str, Any]]:
     """Messages as vLLM hands them to the template: text parts joined, tool arguments parsed."""
     normal: list[dict[str, Any]] = []
@@ -196,7 +210,7 @@ def _normalise(messages: Sequence[Mapping[str, Any]], *, parts: bool) -> list[di
             raise ApiError(f"message {index} needs a role")
         role = message["role"]
         entry: dict[str, Any] = {"role": role}
-        content = message.get("content")
+        content = _unbilled(message.get("content")) if role == "system" else message.get("content")
         if content is None:
             entry["content"] = [] if parts else ""
         elif isinstance(content, str):
