@@ -156,7 +156,7 @@ async def relay_events(
             raise BackendFailed("The backend ended its answer before it began. Try again.")
         if data is not None:
             watchdog.touch()
-            refused = events.early_error(data)
+            refused = None if client.started else events.early_error(data)
             if refused is not None:
                 raise refused
         await client.start(response.status, headers)

@@ -11,10 +11,12 @@ import pytest
 from relay_wires import CHUNKED, DONE, LAST, Server, Wire, chunk, event, sends, serving
 
 from gateway.api.errors import sse_error
+from gateway.api.upstream_errors import event_error
 from gateway.config import RelaySettings
-from gateway.exceptions import BackendFailed, BackendTimeout, ClientGone
+from gateway.exceptions import BackendFailed, BackendTimeout, ClientGone, ContextOverflow
 from gateway.relay.events import EventStream
 from gateway.relay.exchange import KEEPALIVE, Progress, relay_bytes, relay_events
+from gateway.relay.repair import StreamRepair
 from gateway.relay.upstream import Upstream
 from gateway.types import Ask, Dialect
 
@@ -50,7 +52,7 @@ class Relay:
                 client,
                 response,
                 [("content-type", "text/event-stream")],
-                EventStream(ASK),
+                EventStream(ASK, StreamRepair(ASK.dialect, read_error=lambda data: event_error(data, ASK.dialect))),
                 self.holder,
                 self.progress,
                 RelaySettings(**settings),
@@ -86,6 +88,25 @@ async def test_a_stream_arrives_whole_and_its_tokens_are_told(relay: Relay) -> N
     assert wire.complete
     assert (relay.holder.first_bytes, relay.holder.tokens) == (1, 2)
     assert relay.progress.first_byte_s is not None
+
+
+@pytest.mark.parametrize(
+    ("message", "code", "raised"),
+    [
+        ("Input length (40) exceeds model's maximum context length (32).", 400, ContextOverflow),
+        ("EngineCore encountered an issue.", 500, BackendFailed),
+    ],
+)
+async def test_an_error_that_begins_a_stream_can_still_be_told_by_its_status(
+    relay: Relay, message: str, code: int, raised: type[Exception]
+) -> None:
+    wire = Wire()
+    error = chunk(b'data: {"error":{"message":"%s","type":"x","code":%d}}\n\n' % (message.encode(), code))
+    async with serving(sends(CHUNKED, error, DONE)) as server:
+        with pytest.raises(raised):
+            await relay.events(server, wire)
+    assert wire.status is None
+    assert wire.body == b""
 
 
 @pytest.mark.parametrize("answer", [[], [event("a")]], ids=["before-the-first-byte", "mid-stream"])
