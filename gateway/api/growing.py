@@ -43,10 +43,15 @@ _STAND_IN_JSON = orjson.dumps(_STAND_IN)
 
 @dataclass(frozen=True, slots=True)
 class _Seen:
-    """A body up to its last message (``start``), and what it was parsed into."""
+    """A body up to its last message, and what it was parsed into.
+
+    ``start`` are its bytes up to there, in pieces, and ``end`` their number: each turn adds a piece, so that the long
+    beginning is never copied.
+    """
 
     field: str
-    start: bytes
+    start: tuple[bytes, ...]
+    end: int
     probe: bytes
     head: bytes
     tail: bytes
@@ -86,8 +91,8 @@ class GrowingBodies:
         length = len(body)
         with self._lock:
             for number, seen in reversed(self._seen.items()):
-                end = len(seen.start)
-                if end < length and body[end - _PROBE_BYTES : end] == seen.probe and body.startswith(seen.start):
+                end = seen.end
+                if end < length and body[end - _PROBE_BYTES : end] == seen.probe and _begins(body, seen.start):
                     return number, seen
         return None, None
 
@@ -97,14 +102,14 @@ class GrowingBodies:
                 self._forget(number)
             self._number += 1
             self._seen[self._number] = seen
-            self.kept_bytes += _BYTES_PER_BYTE * len(seen.start)
+            self.kept_bytes += _BYTES_PER_BYTE * seen.end
             while self._seen and (self.kept_bytes > self.limit_bytes or len(self._seen) > _MOST_BODIES):
                 self._forget(next(iter(self._seen)))
 
     def _forget(self, number: int) -> None:
         seen = self._seen.pop(number, None)
         if seen is not None:
-            self.kept_bytes -= _BYTES_PER_BYTE * len(seen.start)
+            self.kept_bytes -= _BYTES_PER_BYTE * seen.end
 
 
 def _first(body: bytes) -> _Seen | None:
@@ -118,13 +123,14 @@ def _first(body: bytes) -> _Seen | None:
             head, tail = body[: opening.end()], body[closing.start() :]
             around = _around(head, tail, field)
             messages = _values(memoryview(body)[opening.end() : closing.start()])
-            return _Seen(*_start(field, body, closing.start()), head, tail, around, messages)
+            end = closing.start()
+            return _Seen(field, (body[:end],), end, _probe(body, end), head, tail, around, messages)
     return None
 
 
 def _next(body: bytes, seen: _Seen) -> _Seen | None:
     """Parse a body that begins like one seen before."""
-    begin = len(seen.start)
+    begin = seen.end
     if body.endswith(seen.tail) and len(body) - len(seen.tail) >= begin:
         end, tail, around = len(body) - len(seen.tail), seen.tail, seen.around
     else:
@@ -139,11 +145,21 @@ def _next(body: bytes, seen: _Seen) -> _Seen | None:
         if more[:1] != b",":
             return None
         messages = [*messages, *_values(memoryview(more)[1:])]
-    return _Seen(*_start(seen.field, body, end), seen.head, tail, around, messages)
+    start = (*seen.start, body[begin:end]) if end > begin else seen.start
+    return _Seen(seen.field, start, end, _probe(body, end), seen.head, tail, around, messages)
 
 
-def _start(field: str, body: bytes, end: int) -> tuple[str, bytes, bytes]:
-    return field, body[:end], body[end - _PROBE_BYTES : end]
+def _probe(body: bytes, end: int) -> bytes:
+    return body[end - _PROBE_BYTES : end]
+
+
+def _begins(body: bytes, pieces: tuple[bytes, ...]) -> bool:
+    place = 0
+    for piece in pieces:
+        if not body.startswith(piece, place):
+            return False
+        place += len(piece)
+    return True
 
 
 def _around(head: bytes, tail: bytes, field: str) -> dict[str, Any]:

@@ -71,6 +71,7 @@ def outcome(counter: LocalCounter, prompt: ChatPrompt) -> Any:
         return error.refused
 
 
+@pytest.mark.timeout(900)
 @settings(max_examples=2000, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(st.lists(MESSAGES, min_size=1, max_size=8), st.sampled_from([None, TOOLS]), st.booleans(), st.data())
 def test_parts_of_a_conversation_add_up_to_the_whole(
