@@ -18,14 +18,14 @@ from tokens_helpers import chat_ask
 from gateway.tokens.errors import CannotCount
 from gateway.tokens.local import TemplateOptions, load
 
-CHATS = 80
+CHATS = 60
 FORMATS = [
     family for family in FAMILIES if family.name in ("gpt-oss", "Mistral (tekken)", "DeepSeek V3.2", "DeepSeek V4")
 ]
 
 
 @pytest.mark.vllm
-@pytest.mark.timeout(600)
+@pytest.mark.timeout(1500)  # half a minute on an idle machine; it loads vLLM and four vocabularies
 def test_new_chats_have_the_tokens_that_vllm_gives_them(tmp_path: Path) -> None:
     seed = int.from_bytes(os.urandom(2))
     chats = AgentChats(seed)
@@ -49,7 +49,7 @@ def rendered_by_vllm(jobs: list[dict[str, Any]], folder: Path) -> list[dict[str,
     given.write_text(json.dumps(jobs), encoding="utf-8")
     script = ROOT / "tests" / "vllm" / "families" / "render.py"
     command = [ROOT / ".venv-vllm" / "bin" / "python", script, given, found]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=540, check=False)
+    done = subprocess.run(command, capture_output=True, text=True, timeout=900, check=False)
     assert done.returncode == 0, done.stderr[-2000:]
     results: list[dict[str, Any]] = json.loads(found.read_text(encoding="utf-8"))
     return results

