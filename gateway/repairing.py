@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import logging
 import re
 import weakref
 from collections.abc import Callable, Mapping
+from typing import Any
 
 from gateway.api.body import parse_object
 from gateway.api.repairs.repair import repaired_body
@@ -15,6 +17,8 @@ from gateway.tokens.local import LocalCounter
 from gateway.tokens.service import Counter, ServedModel
 from gateway.tokens.traits import facts_of
 from gateway.types import Ask, Dialect, ModelFacts
+
+log = logging.getLogger("kvgate.repairs")
 
 Parse = Callable[[bytes, str | None, str], Ask]
 
@@ -53,15 +57,13 @@ class Repairer:
             # It may be another API's body. What is no JSON object raises as it did before.
             document = parse_object(body, content_type)
             name = document.get("model")
-            facts = self.facts(served(name if isinstance(name, str) else ""))
-            repaired = repaired_body(body, document, dialect, facts, self._disabled)
+            repaired = self._repaired(body, document, dialect, served(name if isinstance(name, str) else ""))
             if repaired is None:
                 raise
         else:
             if not ask.document:
                 return ask, ()
-            facts = self.facts(served(ask.model))
-            repaired = repaired_body(body, ask.document, dialect, facts, self._disabled)
+            repaired = self._repaired(body, ask.document, dialect, served(ask.model))
             if repaired is None:
                 return ask, ()
         body, names = repaired
@@ -69,6 +71,16 @@ class Repairer:
         for name in names:
             self._metrics.repairs.labels(name).inc()
         return ask, names
+
+    def _repaired(
+        self, body: bytes, document: Mapping[str, Any], dialect: Dialect, model: ServedModel | None
+    ) -> tuple[bytes, tuple[str, ...]] | None:
+        """A failure here must not fail a request that the backend may well serve."""
+        try:
+            return repaired_body(body, document, dialect, self.facts(model), self._disabled)
+        except Exception:
+            log.exception("a request could not be looked through for repairs; it goes on as it came")
+            return None
 
     def facts(self, model: ServedModel | None) -> ModelFacts:
         """What is known of the template of ``model``; nothing while its tokenizer is not loaded."""

@@ -7,7 +7,7 @@ import json
 from typing import Any, get_args
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from gateway.api.body import LenientObject
@@ -188,11 +188,36 @@ ANYTHING = st.recursive(
 STRICT = ModelFacts((0, 10), *[False] * 9, True)
 
 
+THINGS = st.dictionaries(st.sampled_from(KEYS), ANYTHING, max_size=5)
+PARTS = THINGS | st.builds(
+    lambda kind, fields: {"type": kind, **fields},
+    st.sampled_from(["text", "tool_use", "tool_result", "image", "input_image", "document", "web_search_tool_result"]),
+    THINGS,
+)
+TURNS = st.builds(
+    lambda role, content, fields: {"role": role, "content": content, **fields},
+    st.sampled_from(["user", "assistant", "tool", "system", "developer"]) | ANYTHING,
+    st.lists(PARTS, max_size=2) | ANYTHING,
+    st.fixed_dictionaries({}, optional={"tool_calls": st.lists(THINGS, max_size=2) | ANYTHING, "name": ANYTHING}),
+)
+FIELDS = {
+    "messages": st.lists(TURNS, max_size=4) | ANYTHING,
+    "input": st.lists(TURNS | PARTS, max_size=3) | ANYTHING,
+    "tools": st.lists(THINGS, max_size=2) | ANYTHING,
+    "tool_choice": THINGS | ANYTHING,
+    "thinking": THINGS,
+    "suffix": ANYTHING,
+    "stream_options": ANYTHING,
+    "text": THINGS,
+}
+
+
 @given(
-    st.dictionaries(st.sampled_from(["messages", "input", "tools", "tool_choice", "thinking", "suffix"]), ANYTHING),
-    st.sampled_from(list(Dialect)),
+    st.fixed_dictionaries({}, optional=FIELDS),
+    st.sampled_from([Dialect.CHAT, Dialect.MESSAGES, Dialect.RESPONSES, Dialect.COMPLETIONS]),
     st.sampled_from([KNOWN, STRICT, ModelFacts()]),
 )
+@settings(max_examples=400)
 def test_no_document_is_too_strange_and_none_is_changed(
     document: dict[str, Any], dialect: Dialect, facts: ModelFacts
 ) -> None:

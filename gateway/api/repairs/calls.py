@@ -137,7 +137,7 @@ def missing_results(document: Document, facts: ModelFacts) -> dict[str, Any] | N
         calls = message.get("tool_calls") if isinstance(message, dict) else None
         if not isinstance(calls, list) or index + 1 + len(following) >= len(messages):
             continue  # calls at the very end are being made
-        answered = {result.get("tool_call_id") for result in following}
+        answered = [result.get("tool_call_id") for result in following]
         open_ids = [call.get("id") for call in calls if isinstance(call, dict) and call.get("id") not in answered]
         mended += [{"role": "tool", "tool_call_id": one, "content": "(no result: it was aborted)"} for one in open_ids]
     return {**document, "messages": mended} if len(mended) != len(messages) else None

@@ -104,7 +104,8 @@ def _unblocked(message: Message, content: list[Any]) -> list[Message]:
     rest = [part for part in content if not (isinstance(part, dict) and part.get("type") in BLOCKS)]
     spoken = {**message, "content": rest or None}
     if calls:
-        spoken["tool_calls"] = [*(message.get("tool_calls") or ()), *calls]
+        before = message.get("tool_calls")
+        spoken["tool_calls"] = [*(before if isinstance(before, list) else ()), *calls]
     # Results stand before what the user says beside them, as they answer the message before.
     return [*results, spoken] if rest or calls else list(results)
 

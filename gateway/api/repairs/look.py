@@ -4,27 +4,27 @@ from __future__ import annotations
 
 from typing import Any
 
-# Content parts that vLLM 0.32 takes on the chat path (renderers/chat_utils.py).
-TAKEN_PARTS = frozenset(
-    {
-        "image_url",
-        "image_pil",
-        "image_embeds",
-        "audio_url",
-        "audio_embeds",
-        "input_audio",
-        "video_url",
-        "video_embeds",
-        "prompt_embeds",
-        "refusal",
-        "thinking",
-        "tool_reference",
-        "file",  # refused, and rightly so: nothing can be made of it
-    }
-)
-BLOCKS = frozenset({"tool_use", "tool_result"})
+# Tuples, not sets: what is looked up comes from clients and may be a list.
 
-LEADERS = frozenset({"system", "developer"})
+# Content parts that vLLM 0.32 takes on the chat path (renderers/chat_utils.py).
+TAKEN_PARTS = (
+    "image_url",
+    "image_pil",
+    "image_embeds",
+    "audio_url",
+    "audio_embeds",
+    "input_audio",
+    "video_url",
+    "video_embeds",
+    "prompt_embeds",
+    "refusal",
+    "thinking",
+    "tool_reference",
+    "file",  # refused, and rightly so: nothing can be made of it
+)
+BLOCKS = ("tool_use", "tool_result")
+
+LEADERS = ("system", "developer")
 
 
 def look(messages: Any) -> frozenset[str]:
@@ -38,34 +38,35 @@ def look(messages: Any) -> frozenset[str]:
     if messages.__class__ is not list:
         return frozenset()
     marks: set[str] = set()
+    add = marks.add
     before = None
-    for index, message in enumerate(messages):
+    for message in messages:  # the most common cases first: this runs for every message of every request
         if message.__class__ is not dict:
             return frozenset()
         role = message.get("role")
         content = message.get("content")
         if content.__class__ is not str and not (content is None and role == "assistant"):
             _look_at(content, message, marks)
-        if role == "user":
-            if before == "user" or before == "tool":
-                marks.add("turns")
-        elif role == "assistant":
-            calls = message.get("tool_calls")
-            if calls:
-                _look_at_calls(calls, marks)
-            if before == "assistant":
-                marks.add("turns")
-        elif role == "tool":
-            marks.add("results")
-        elif role in LEADERS:
-            marks.add("system")
-            if role == "developer":
-                marks.add("developer")
-            if index:
-                marks.add("late")
-        if len(message) > 2 and role != "tool" and message.get("name", "") is None:
-            marks.add("name")
-        before = role
+        if role == "tool":
+            add("results")
+        else:
+            if role == "assistant":
+                if message.get("tool_calls"):
+                    _look_at_calls(message["tool_calls"], marks)
+                if before == "assistant":
+                    add("turns")
+            elif role == "user":
+                if before == "user" or before == "tool":
+                    add("turns")
+            elif role in LEADERS:
+                add("system")
+                if role == "developer":
+                    add("developer")
+                if before is not None:
+                    add("late")
+            if "name" in message and message["name"] is None:
+                add("name")
+        before = role or ""
     return frozenset(marks)
 
 
@@ -91,13 +92,14 @@ def _look_at_calls(calls: Any, marks: set[str]) -> None:
     marks.add("calls")
     if calls.__class__ is not list:
         return
-    for call in calls:
-        function = call.get("function") if call.__class__ is dict else None
-        if (
-            function.__class__ is not dict
-            or call.get("type") != "function"
-            or call.get("id").__class__ is not str
-            or function.get("arguments").__class__ is not str
-        ):
-            marks.add("odd_calls")
-            return
+    try:
+        for call in calls:
+            if (
+                call["function"]["arguments"].__class__ is not str
+                or call["type"] != "function"
+                or call["id"].__class__ is not str
+            ):
+                marks.add("odd_calls")
+                return
+    except (KeyError, TypeError, IndexError):
+        marks.add("odd_calls")

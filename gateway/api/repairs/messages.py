@@ -23,7 +23,7 @@ def leading_roles(document: Document, facts: ModelFacts) -> dict[str, Any] | Non
     messages = document.get("messages")
     if not isinstance(messages, list):
         return None
-    roles = {message.get("role") for message in messages if isinstance(message, dict)}
+    roles = [message.get("role") for message in messages if isinstance(message, dict)]
     old = facts.vllm_version is not None and facts.vllm_version < _TAKES_SYSTEM_ROLE
     if "developer" not in roles and not (old and "system" in roles):
         return None
@@ -89,7 +89,7 @@ def _block(block: Any) -> Any:
     if not isinstance(block, dict):
         return block
     kind = block.get("type")
-    if kind in _SERVER_BLOCKS:
+    if isinstance(kind, str) and kind in _SERVER_BLOCKS:
         return None
     if kind == "tool_use" and isinstance(block.get("input"), str):
         return {**block, "input": _object(block["input"])}

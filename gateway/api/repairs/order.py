@@ -56,15 +56,15 @@ def orphan_results(document: Document, facts: ModelFacts) -> dict[str, Any] | No
     if facts.takes_orphan_results:
         return None
     mended: list[Message] = []
-    open_ids: set[Any] = set()
+    open_ids: list[Any] = []
     messages = _messages(document)
     for message in messages:
         role = message.get("role")
         if role == "assistant":
             calls = message.get("tool_calls")
-            open_ids = {one.get("id") for one in calls if isinstance(one, dict)} if isinstance(calls, list) else set()
+            open_ids = [one.get("id") for one in calls if isinstance(one, dict)] if isinstance(calls, list) else []
         elif role == "user" and not facts.takes_open_calls:
-            open_ids = set()  # missing_results has answered them; what comes later comes too late
+            open_ids = []  # missing_results has answered them; what comes later comes too late
         elif role == "tool" and message.get("tool_call_id") not in open_ids:
             message = {"role": "user", "content": f"Result of a tool:\n{text_of(message.get('content'))}"}
         mended.append(message)

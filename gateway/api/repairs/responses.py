@@ -76,7 +76,7 @@ def _tool(tool: Any) -> Any:
         return {"type": "function", "parameters": None, "strict": None, **function}
     if kind == "custom" and isinstance(shape, dict) and shape.get("type") == "grammar":
         return without(tool, "format")
-    return tool if kind is None or kind in _TOOL_TYPES else None
+    return tool if not isinstance(kind, str) or kind in _TOOL_TYPES else None
 
 
 def input_items(document: Document, _: ModelFacts) -> dict[str, Any] | None:
@@ -97,6 +97,8 @@ def _items(item: Any) -> list[Any]:
     if not isinstance(item, dict):
         return [item]
     kind, role = item.get("type", "message"), item.get("role")
+    if not isinstance(kind, str):
+        return [item]
     if kind in _CALLS:
         arguments = json.dumps(item.get(_CALLS[kind]), ensure_ascii=False)
         name = kind.removesuffix("_call")

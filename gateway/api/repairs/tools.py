@@ -99,8 +99,10 @@ def tool_choice(document: Document, _: ModelFacts) -> dict[str, Any] | None:
 def _allowed(document: Document, choice: dict[str, Any]) -> dict[str, Any] | None:
     """OpenAI's ``allowed_tools``: vLLM cannot hold a model back from some of its tools, so it is shown no others."""
     allowed = choice.get("allowed_tools", choice)
-    named = {_name(tool) for tool in allowed.get("tools", ()) if isinstance(allowed.get("tools"), list)}
-    kept = [tool for tool in _tools(document) if _name(tool) in named]
+    if not isinstance(allowed, dict) or not isinstance(allowed.get("tools"), list):
+        return None
+    named = [_name(tool) for tool in allowed["tools"]]
+    kept = [tool for tool in _tools(document) if _name(tool) is not None and _name(tool) in named]
     if not kept:
         return None
     mode = "required" if allowed.get("mode") == "required" else "auto"
