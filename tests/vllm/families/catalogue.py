@@ -121,7 +121,6 @@ FAMILIES: tuple[Family, ...] = (
     Family("Llama 3.1", "llama3.1", "trl/llama3_1"),
     Family("Llama 3.2", "llama3.1", "trl/llama3_2"),
     Family("Llama 3.3", "llama3.1", "llama.cpp/meta-llama-Llama-3.3-70B-Instruct"),
-    Family("Hermes 3", "llama3.1", "llama.cpp/NousResearch-Hermes-3-Llama-3.1-8B-tool_use"),
     Family("Gemma 3", "gemma3", "trl/gemma3"),
     Family("Gemma 4", "gemma4", "trl/gemma4_v5"),
     Family("SmolLM2", "smollm2", None),
