@@ -100,21 +100,17 @@ async def measure_cold(counter: Counter, served: ServedModel, seeds: Sequence[in
 
 
 async def measure_gap(counter: Counter, served: ServedModel, conversations: Sequence[Conversation]) -> dict[str, float]:
-    """The longest times in ms that the event loop was held while 8 clients counted.
+    """The longest times in ms that one callback held the event loop while 8 clients counted.
 
-    A watcher yields to the loop all the time: what passes between two of its turns is what held the others up, by one
-    client or by several at once. Wall time holds the waiting for other processes, too (``idle`` says how much of that
-    there is); CPU time is what the loop's own thread worked, without waiting for the GIL.
+    Wall time holds the waiting for other processes and the GIL, CPU time is what the loop's own thread worked.
     """
     longest = [0.0, 0.0]
+    run = asyncio.Handle._run
 
-    async def watch() -> None:
-        before = time.perf_counter(), time.thread_time()
-        while True:
-            await asyncio.sleep(0)
-            now = time.perf_counter(), time.thread_time()
-            longest[:] = (max(most, here - there) for most, here, there in zip(longest, now, before, strict=True))
-            before = now
+    def timed(handle: asyncio.Handle) -> None:
+        wall, cpu = time.perf_counter(), time.thread_time()
+        run(handle)
+        longest[:] = max(longest[0], time.perf_counter() - wall), max(longest[1], time.thread_time() - cpu)
 
     async def client(bodies: Sequence[bytes]) -> None:
         for body in bodies:
@@ -122,21 +118,21 @@ async def measure_gap(counter: Counter, served: ServedModel, conversations: Sequ
             await asyncio.sleep(0.005)
 
     async def under(work: Awaitable[Any], name: str) -> dict[str, float]:
-        watcher = asyncio.create_task(watch())
-        await asyncio.sleep(0.05)
         longest[:] = 0.0, 0.0
         await work
-        watcher.cancel()
-        return {f"longest gap, {name}, wall ms": 1000 * longest[0], f"longest gap, {name}, CPU ms": 1000 * longest[1]}
+        return {f"longest hold, {name}, wall ms": 1000 * longest[0], f"longest hold, {name}, CPU ms": 1000 * longest[1]}
 
     warm = [[each.body(turn, MODEL) for turn in range(TURNS - LARGE_TURNS, TURNS - 1)] for each in conversations]
     await asyncio.gather(*(client(load[:1]) for load in warm))
     cold = [[agent_conversation(9000 + n, TURNS, GROWTH_BYTES).body(TURNS - 1, MODEL)] for n in range(8)]
-    return {
-        **await under(asyncio.sleep(0.2), "idle"),
-        **await under(asyncio.gather(*(client(load[1:]) for load in warm)), "warm"),
-        **await under(asyncio.gather(*map(client, cold)), "cold"),
-    }
+    asyncio.Handle._run = timed  # type: ignore[method-assign]
+    try:
+        return {
+            **await under(asyncio.gather(*(client(load[1:]) for load in warm)), "warm"),
+            **await under(asyncio.gather(*map(client, cold)), "cold"),
+        }
+    finally:
+        asyncio.Handle._run = run  # type: ignore[method-assign]
 
 
 def measure_reference(

@@ -115,8 +115,11 @@ class Conversations:
         """Memory taken, about."""
         return self._known.weight
 
-    def find(self, chat: Chat) -> Found | None:
-        """Look ``chat`` up. ``None`` if it cannot be compared with others: it must be rendered whole."""
+    def find(self, chat: Chat, only_known: bool = False) -> Found | None:
+        """Look ``chat`` up. ``None`` if it cannot be compared with others: it must be rendered whole.
+
+        ``only_known``: ``None``, soon, for a chat of which nothing is known, too.
+        """
         if chat.template.plan is None or not chat.messages:
             return None
         try:
@@ -129,6 +132,8 @@ class Conversations:
                 equal = _equal(chat.messages, raw, known)
                 if equal > same:
                     best, same = known, equal
+            if best is None and only_known:
+                return None
             if best is not None:
                 raw[:same] = best.raw[:same]
             raw.extend(map(_raw, chat.messages[len(raw) :]))

@@ -125,7 +125,7 @@ class LocalCounter:
         Takes well below a millisecond. Where the whole might have to be rendered again it is left to ``begin``. Raises
         ``CannotCount``.
         """
-        found = self._find(prompt, default_kwargs) if self.encoder.is_fast else None
+        found = self._find(prompt, default_kwargs, only_known=True) if self.encoder.is_fast else None
         if found is None or found.known is None or found.new_bytes > most_new_bytes or found.asks:
             return None
         if self._conversations is None:
@@ -133,13 +133,13 @@ class LocalCounter:
         rendered = self._conversations.render(found)
         return self._conversations.count(rendered, MAX_TEXT_CHARS) if rendered is not None else None
 
-    def _find(self, prompt: ChatPrompt, default_kwargs: Mapping[str, Any]) -> Found | None:
+    def _find(self, prompt: ChatPrompt, default_kwargs: Mapping[str, Any], only_known: bool = False) -> Found | None:
         if self.no_chat is not None:
             raise CannotCount(self.no_chat)
         if self._conversations is None or self.own is not None or prompt.add_special_tokens:
             return None
         prompt = self._readied(prompt)
-        return self._conversations.find(self._chat(prompt, template_variables(prompt, default_kwargs)))
+        return self._conversations.find(self._chat(prompt, template_variables(prompt, default_kwargs)), only_known)
 
     def count_media(
         self,
