@@ -23,9 +23,9 @@ from gateway.types import BackendView, Need, Offer
 
 BLOCKS, BLOCK_TOKENS, WINDOW = 2100, 16, 32768
 PROMPT_TOKENS = 4000
-ROUNDS = 3
+ROUNDS = 2
 BATCH = 4
-BACKENDS = (1, 2, 4, 8, 16, 32, 64, 128)
+BACKENDS = (2, 8, 32, 64, 128)
 WAITING = (100, 1000)
 
 
@@ -144,24 +144,22 @@ async def measure_one(backends: int) -> dict[str, Any]:
     return row
 
 
-def measure() -> list[dict[str, Any]]:
-    """One row for each number of backends."""
-    return [asyncio.run(measure_one(backends)) for backends in BACKENDS]
-
-
 def main() -> None:
-    """Print a table, or JSON."""
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
+    """Print a table, row by row, or JSON."""
+    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("--json", action="store_true", help="print JSON instead of a table")
-    rows = measure()
-    if parser.parse_args().json:
+    as_json = parser.parse_args().json
+    rows: list[dict[str, Any]] = []
+    for backends in BACKENDS:
+        row = asyncio.run(measure_one(backends))
+        if not as_json:
+            if not rows:
+                print("CPU microseconds of one decision (best of rounds)")
+                print("  ".join(f"{name.removesuffix('_us'):>20}" for name in row))
+            print("  ".join(f"{value:>20.1f}" if name != "backends" else f"{value:>20}" for name, value in row.items()))
+        rows.append(row)
+    if as_json:
         print(json.dumps(rows))
-        return
-    names = list(rows[0])
-    print("CPU microseconds of one decision (best of rounds)")
-    print("  ".join(f"{name.removesuffix('_us'):>20}" for name in names))
-    for row in rows:
-        print("  ".join(f"{row[name]:>20.1f}" if name != "backends" else f"{row[name]:>20}" for name in names))
 
 
 if __name__ == "__main__":

@@ -310,6 +310,9 @@ class PlacingSettings(Section):
     class_timeouts_s: dict[Priority, Seconds] = Field(
         default_factory=dict, description="Longest wait by priority class, where it is not queue_timeout_s."
     )
+    keepalive_after_s: float | None = Field(
+        default=20.0, gt=0, description="Wait after which the client of a stream gets its status and comments; or null."
+    )
     default_priority: Priority = Field(default="normal", description="Class of a request that names none.")
     highest_priority: Priority = Field(default="high", description="The best class a request may name.")
     share_by: Literal["key", "session", "none"] = Field(

@@ -17,6 +17,7 @@ from gateway.api.errors import ANYONE, Caller, StreamPlace, error_response, is_c
 from gateway.api.parsers import parser_of
 from gateway.api.rewrite import upstream_body
 from gateway.api.upstream_errors import client_error, error_event, event_error, read_error, read_overflow
+from gateway.api.waiting import OPENED_EARLY, ending_events, idle_event
 from gateway.api.wish import wish_of
 from gateway.config import Settings, key_fingerprint
 from gateway.exceptions import (
@@ -40,9 +41,10 @@ from gateway.relay.retries import RetryBudget
 from gateway.relay.sse import cached_tokens_of, output_tokens_of, prompt_tokens_of, usage_of
 from gateway.relay.told import TRUE, UsageTold
 from gateway.relay.upstream import Upstream, UpstreamResponse
+from gateway.relay.waiting import WaitingRoom
 from gateway.repairing import Repairer
 from gateway.tokens.service import Counter, ServedModel
-from gateway.types import Ask, Count, Dialect
+from gateway.types import Ask, Count, CountKind, Dialect
 
 log = logging.getLogger("kvgate.serving")
 
@@ -197,26 +199,50 @@ class Serving:
         self._retries.earn()
         lease: Lease | None = None
         tried: set[str] = set()
-        for attempt in range(self._settings.relay.retries + 1):
-            lease = await self._gate.enter(
-                offers, prompt_tokens, sequences, body_bytes, frozenset(tried), fitted.model.id, wish, lease
-            )
-            try:
-                trace.waited(lease.waited_s)
-                await self._exchange(scope, ask, lease, client, trace)
-                return
-            except BackendFailed as error:
-                backend = lease.backend.name
-                tried.add(backend)
-                if client.started or attempt == self._settings.relay.retries or len(tried) == len(offers):
-                    raise
-                if not self._retries.spend():
-                    self._metrics.retries_denied.inc()
-                    raise
-                log.warning("request %s: %s failed before its first byte: %s", trace.request_id, backend, error.message)
-                self._metrics.retries.labels(backend).inc()
-            finally:
-                lease.release()
+        async with self._waiting_room(ask, fitted.count, client, trace) as waiting:
+            for attempt in range(self._settings.relay.retries + 1):
+                waiting.queued = True
+                lease = await self._gate.enter(
+                    offers, prompt_tokens, sequences, body_bytes, frozenset(tried), fitted.model.id, wish, lease
+                )
+                waiting.queued = False
+                try:
+                    trace.waited(lease.waited_s)
+                    await self._exchange(scope, ask, lease, client, trace)
+                    return
+                except BackendFailed as error:
+                    backend = lease.backend.name
+                    tried.add(backend)
+                    if client.started or attempt == self._settings.relay.retries or len(tried) == len(offers):
+                        raise
+                    if not self._retries.spend():
+                        self._metrics.retries_denied.inc()
+                        raise
+                    said = error.message
+                    log.warning("request %s: %s failed before its first byte: %s", trace.request_id, backend, said)
+                    self._metrics.retries.labels(backend).inc()
+                finally:
+                    lease.release()
+
+    def _waiting_room(self, ask: Ask, count: Count, client: Client, trace: Trace) -> WaitingRoom:
+        """Keeps the client of a stream while it waits in the queue, if its size leaves no doubt: after that no status
+        can tell of an overflow."""
+        after_s = self._settings.placing.keepalive_after_s
+        if not ask.stream or count.kind is not CountKind.EXACT or ask.dialect not in OPENED_EARLY:
+            after_s = None
+        headers = [
+            ("content-type", "text/event-stream; charset=utf-8"),
+            ("cache-control", "no-cache"),
+            ("x-accel-buffering", "no"),
+            ("x-request-id", trace.request_id),
+            *_counted(count),
+        ]
+        every_s = self._settings.relay.keepalive_s
+
+        def ending(body: bytes) -> bytes:
+            return ending_events(ask.dialect, body, trace.request_id, ask.model)
+
+        return WaitingRoom(client, after_s, every_s, headers, lambda: idle_event(ask.dialect, ask.model), ending)
 
     def _served_as(self, name: str) -> ServedModel | None:
         """What is served by ``name``, if anything is."""

@@ -48,11 +48,12 @@ class Client:
     """Answers one request. Within ``async with``, the running task is cancelled as soon as the client hangs up, and the
     cancellation leaves the block as ``ClientGone``.
 
-    ``started`` tells whether a status line was sent: after that no other status can be. ``writing`` is the number of
-    messages that wait for the client to read.
+    ``started`` tells whether the answer has begun: after that no other can be. ``opened``: a stream was opened before
+    it, so that the answer has no status of its own; a whole one then becomes the end of that stream. ``writing`` is the
+    number of messages that wait for the client to read.
     """
 
-    __slots__ = ("_ended", "_gone", "_receive", "_send", "_task", "_watcher", "started", "writing")
+    __slots__ = ("_ended", "_ending", "_gone", "_receive", "_send", "_task", "_watcher", "opened", "started", "writing")
 
     def __init__(self, receive: Receive, send: Send) -> None:
         self._receive = receive
@@ -61,6 +62,8 @@ class Client:
         self._watcher: asyncio.Task[None] | None = None
         self._gone = False
         self._ended = False
+        self._ending: Callable[[bytes], bytes] | None = None
+        self.opened = False
         self.started = False
         self.writing = 0
 
@@ -86,8 +89,17 @@ class Client:
         return self._gone
 
     async def start(self, status: int, headers: Iterable[tuple[str, str]]) -> None:
-        """Send the status line and headers."""
+        """Send the status line and headers, if no stream was opened before."""
         self.started = True
+        if not self.opened:
+            await self._head(status, headers)
+
+    async def open(self, headers: Iterable[tuple[str, str]], ending: Callable[[bytes], bytes]) -> None:
+        """Open a stream of events before there is an answer. ``ending`` makes the body of a whole answer its end."""
+        self.opened, self._ending = True, ending
+        await self._head(200, headers)
+
+    async def _head(self, status: int, headers: Iterable[tuple[str, str]]) -> None:
         raw = [(name.encode("latin-1"), value.encode("latin-1", "replace")) for name, value in headers]
         await self._write({"type": "http.response.start", "status": status, "headers": raw})
 
@@ -103,6 +115,10 @@ class Client:
 
     async def answer(self, status: int, headers: Iterable[tuple[str, str]], body: bytes) -> None:
         """Send a whole answer."""
+        if self._ending is not None:
+            self.started = True
+            await self.end(self._ending(body))
+            return
         await self.start(status, [*headers, ("content-length", str(len(body)))])
         await self.end(body)
 
