@@ -6,17 +6,22 @@ import json
 import sys
 from collections.abc import Callable
 from dataclasses import replace
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
-from tokens_helpers import chat_ask
+from tokens_helpers import FakeBackend, chat_ask
 from tokens_own import KNOWN, counted, known_chats
 
 from gateway.api import responses
+from gateway.config import CountingSettings
+from gateway.tokens import service
 from gateway.tokens.clock import BackendClock
 from gateway.tokens.errors import CannotCount, CannotLoad
 from gateway.tokens.harmony import HarmonyChats
-from gateway.types import ChatPrompt
+from gateway.tokens.local import LocalCounter, TemplateOptions
+from gateway.tokens.service import Counter, ServedModel
+from gateway.types import ChatPrompt, CountKind
 
 pytest.importorskip("openai_harmony")
 
@@ -114,6 +119,20 @@ def test_tools_that_the_server_runs_itself_are_left_to_the_server(harmony: Harmo
     with pytest.raises(CannotCount, match="described by it") as caught:
         harmony.tokens(prompt, {})
     assert not caught.value.refused
+
+
+async def test_a_limit_on_prompt_tokens_is_not_heeded_as_vllm_does_not(
+    harmony: HarmonyChats, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    encoder: Any = SimpleNamespace(is_fast=True, edges=None)
+    local = LocalCounter(encoder, "", None, {}, TemplateOptions(), None, own=harmony)
+    monkeypatch.setattr(service, "load", lambda *_, **__: local)
+    counter = Counter(CountingSettings(), {}, FakeBackend(OSError()).post)
+    ask = chat_ask([{"role": "user", "content": "Hello"}], truncate_prompt_tokens=5)
+    count = await counter.count(ask, ServedModel("m", "/gpt-oss"))
+    assert isinstance(ask.prompt, ChatPrompt)
+    assert (count.kind, count.tokens) == (CountKind.EXACT, harmony.tokens(ask.prompt, {}))
+    assert count.tokens > 60
 
 
 def test_without_the_library_the_reason_names_what_installs_it(monkeypatch: pytest.MonkeyPatch) -> None:
