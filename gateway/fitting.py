@@ -18,7 +18,7 @@ from gateway.guard.policy import Action, Choice, Policy, action, choice, larger_
 from gateway.observe.metrics import Metrics
 from gateway.tokens.service import Counter, ServedModel
 from gateway.trimming import Shorter, Trimmer
-from gateway.types import Ask, Count, CountKind, Fits, Offer, Overflow
+from gateway.types import Ask, Count, CountKind, Dialect, Fits, Offer, Overflow
 
 # Takes a count, and the name of the model by whose tokenizer it is.
 Counted = Callable[[Count, str], None]
@@ -91,7 +91,9 @@ class Fitter:
         count = await self._counter.count(ask, served)
         counted(count, served.name)
         self._metrics.counts.labels(model.id, count.kind, count.source).inc()
-        verdict = fit(ask, count, windows, self._settings.fitting, self._floor(model))
+        # Who consents to trimming is trimmed with care; vLLM would cut tokens off the prompt's start, template and all.
+        whole = replace(ask, truncate_prompt_tokens=None) if _is_cut_by_backend(ask, chosen) else ask
+        verdict = fit(whole, count, windows, self._settings.fitting, self._floor(model))
         if isinstance(verdict, Fits):
             now_s = time.monotonic()
             if chosen.policy in (Policy.AUTO, Policy.LARGER) and self._conversations.awaits(now_s):
@@ -109,9 +111,10 @@ class Fitter:
         chosen = self._choice(fitted.original[0], model, signs)
         if chosen.policy is Policy.PASS:
             return None
-        # What it said is exact, and about the whole prompt.
-        count = replace(fitted.count, tokens=said.prompt_tokens, total_tokens=said.prompt_tokens)
-        count = replace(count, kind=CountKind.EXACT)
+        # What it said is exact and about the whole prompt, unless it stopped counting at its window ("at least 4097").
+        least = said.prompt_tokens <= said.window_tokens + 1
+        tokens = max(said.prompt_tokens, fitted.count.total_tokens) if least else said.prompt_tokens
+        count = replace(fitted.count, tokens=tokens, total_tokens=tokens, kind=CountKind.EXACT)
         verdict = fit(ask, count, {"": said.window_tokens}, self._settings.fitting, self._floor(model))
         overflow = said if isinstance(verdict, Fits) else verdict
         known = replace(fitted, count=count, original=fitted.original if fitted.trimmed else (ask, count))
@@ -173,9 +176,12 @@ class Fitter:
     async def _trimmed(self, fitted: Fitted, overflow: Overflow) -> Fitted:
         served = self.served(fitted.model)
         shorter = await self._trimmer.trim(fitted.ask, served, fitted.count, overflow)
-        if isinstance(shorter, Untrimmable):
-            raise ContextOverflow(overflow, shorter.reason)
         windows = self._fleet.windows(fitted.model.id)
+        if isinstance(shorter, Untrimmable):
+            verdict = fit(fitted.ask, fitted.count, windows, self._settings.fitting, self._floor(fitted.model))
+            if fitted.ask.truncate_prompt_tokens is not None and isinstance(verdict, Fits):
+                return replace(fitted, offers=verdict.offers)  # the caller would rather have it cut anyhow
+            raise ContextOverflow(overflow, shorter.reason)
         verdict = fit(shorter.ask, shorter.count, windows, self._settings.fitting, self._floor(fitted.model))
         if isinstance(verdict, Overflow):
             raise ContextOverflow(verdict)
@@ -245,6 +251,11 @@ class Fitter:
     def _floor(self, model: Model) -> int | None:
         override = self._settings.models.get(model.id)
         return override.output_floor_tokens if override else None
+
+
+def _is_cut_by_backend(ask: Ask, chosen: Choice) -> bool:
+    """Whether ``truncation: "auto"`` of a Responses request is all the consent there is."""
+    return ask.dialect is Dialect.RESPONSES and chosen.policy is Policy.TRIM and ask.truncate_prompt_tokens is not None
 
 
 def trim_headers(fitted: Fitted) -> list[tuple[str, str]]:

@@ -102,9 +102,17 @@ def test_truncation_in_the_body_is_consent(gateway: Gateway, backends: Backends)
     messages = conversation("consent", 45)
     answer = gateway.http.post(
         "/v1/responses",
-        json={"model": gateway.model, "input": _items(messages), "truncation": "auto", "max_output_tokens": 8},
+        json={"model": gateway.model, "input": _items(messages), "truncation": "auto", "max_output_tokens": 1},
     )
     assert_trimmed(answer, backends)
+
+
+def test_who_consents_to_any_cut_is_cut_by_the_backend_if_nothing_else_helps(gateway: Gateway) -> None:
+    """No message can go here; vLLM then drops tokens from the prompt's start, as it does without a gateway."""
+    body = {"model": gateway.model, "input": "word " * 40_000, "truncation": "auto", "max_output_tokens": 1}
+    answer = gateway.http.post("/v1/responses", json=body)
+    assert answer.status_code == 200, answer.text
+    assert "x-kvgate-trimmed-tokens" not in answer.headers
 
 
 def test_a_trimmed_stream_streams(gateway: Gateway, backends: Backends) -> None:
