@@ -41,8 +41,7 @@ def table(results: Mapping[str, Any]) -> str:
         "|---|" + "---|" * len(columns),
     ]
     for family, record in records.items():
-        mark = "" if record.get("by", "usage") == "usage" else " ¹"
-        lines.append(f"| {family}{mark} | " + " | ".join(_cell(record, column) for column in columns) + " |")
+        lines.append(f"| {family} | " + " | ".join(_cell(record, column) for column in columns) + " |")
     return "\n".join(lines)
 
 
