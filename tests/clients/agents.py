@@ -46,9 +46,21 @@ class Agent:
         home.mkdir(parents=True)
         work.mkdir()
         environment = base_environment(home) | self.environment(url, home)
-        for command in self.set_up(url, home):
-            _run(command, work, environment, folder / "setup.log", 60)
-        return _run(self.command(url, home), work, environment, folder / "agent.log", timeout_s)
+        try:
+            for command in self.set_up(url, home):
+                _run(command, work, environment, folder / "setup.log", 60)
+            return _run(self.command(url, home), work, environment, folder / "agent.log", timeout_s)
+        finally:
+            _end_daemons(home)
+
+
+def _end_daemons(home: Path) -> None:
+    """End what an agent left behind in sessions of its own (Cline's hub): processes whose home is this one."""
+    mark = f"HOME={home}".encode()
+    for entry in Path("/proc").glob("[0-9]*"):
+        with contextlib.suppress(OSError):
+            if mark in (entry / "environ").read_bytes().split(b"\0"):
+                os.kill(int(entry.name), signal.SIGKILL)
 
 
 def base_environment(home: Path) -> dict[str, str]:
