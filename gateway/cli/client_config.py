@@ -85,22 +85,26 @@ def _endpoint(options: argparse.Namespace) -> Endpoint:
 
 
 def _ask(url: str, model: str | None, api_key: str) -> tuple[str | None, int | None]:
-    import httpx2
-
+    from gateway.planner.bounded import Asker, Unanswered
     from gateway.planner.errors import PlannerError
 
     base = url.rstrip("/").removesuffix("/v1")
     try:
-        response = httpx2.get(f"{base}/v1/models", headers={"Authorization": f"Bearer {api_key}"}, timeout=10.0)
-        entries = response.json().get("data") or []
-    except (httpx2.HTTPError, ValueError, AttributeError) as error:
-        raise PlannerError(f"{base} gives no model list ({type(error).__name__}).") from error
+        with Asker(base, headers={"Authorization": f"Bearer {api_key}"}, timeout_s=10.0) as asker:
+            answer = asker.get("/v1/models")
+    except Unanswered as error:
+        raise PlannerError(f"{base} {error}.") from error
+    listed = answer.json()
+    data = listed.get("data") if isinstance(listed, dict) else None
+    if not isinstance(data, list):
+        raise PlannerError(f"{base} gives no model list: it answers {answer.status_code} with something else.")
+    entries = [entry for entry in data if isinstance(entry, dict)]
     chosen = next((entry for entry in entries if model in (None, entry.get("id"))), None)
     if chosen is None:
         names = ", ".join(str(entry.get("id")) for entry in entries) or "none"
         raise PlannerError(f"{base} does not serve {model!r}; it serves: {names}.")
     window = chosen.get("max_model_len") or chosen.get("context_length")
-    return chosen.get("id"), int(window) if window else None
+    return chosen.get("id"), window if isinstance(window, int) else None
 
 
 def _read_plan(source: str) -> dict[str, Any]:

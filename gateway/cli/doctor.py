@@ -42,9 +42,15 @@ def configure(parser: argparse.ArgumentParser) -> None:
 
 def run(options: argparse.Namespace) -> int:
     """Print findings."""
-    if options.backend:
+    if options.backend is not None:
         return _check_backend(options)
-    text = _log_text(options)
+    from gateway.planner.errors import PlannerError
+
+    try:
+        text = _log_text(options)
+    except PlannerError as error:
+        print(f"kvgate doctor: {error}", file=sys.stderr)
+        return 2
     if text is None:
         return 2
     from gateway.planner.diagnosis import diagnose, facts
@@ -71,6 +77,8 @@ def _print(findings: list[Finding]) -> None:
 
 
 def _log_text(options: argparse.Namespace) -> str | None:
+    from gateway.planner.log_text import log_of_file, log_of_stream, log_text
+
     if options.container:
         try:
             done = subprocess.run(
@@ -91,17 +99,22 @@ def _log_text(options: argparse.Namespace) -> str | None:
         if done.returncode:
             print(f"kvgate doctor: {done.stderr.decode('utf-8', 'replace').strip()}", file=sys.stderr)
             return None
-        return (done.stdout + done.stderr).decode("utf-8", "replace")
+        return log_text(done.stdout + done.stderr)
     if options.log in (None, "-"):
         if options.log is None and sys.stdin.isatty():
             print("kvgate doctor: give a log file, - for stdin, --container or --backend.", file=sys.stderr)
             return None
-        return sys.stdin.buffer.read().decode("utf-8", "replace")
-    try:
-        return Path(options.log).read_text(encoding="utf-8", errors="replace")
-    except OSError as error:
-        print(f"kvgate doctor: cannot read {options.log}: {error.strerror}.", file=sys.stderr)
-        return None
+        text, left_out = log_of_stream(sys.stdin.buffer)
+    else:
+        try:
+            text, left_out = log_of_file(Path(options.log))
+        except (OSError, ValueError) as error:
+            reason = getattr(error, "strerror", None) or error
+            print(f"kvgate doctor: cannot read {options.log}: {reason}.", file=sys.stderr)
+            return None
+    if left_out:
+        print(f"kvgate doctor: the log is long; {left_out >> 20} MiB of its middle were not read.", file=sys.stderr)
+    return text
 
 
 def _check_backend(options: argparse.Namespace) -> int:

@@ -116,13 +116,15 @@ def _run(options: argparse.Namespace) -> int:
 
 def _matrix(options: argparse.Namespace, card: Card) -> int:
     from gateway.planner import matrix
+    from gateway.planner.kvdtypes import canonical_kv_dtype
     from gateway.planner.screen import columns
     from gateway.planner.source import load_subject
     from gateway.planner.versions import behaviour_of
 
     behaviour = behaviour_of(options.vllm_version)
     names = options.model or list(matrix.DEFAULT_MODELS)
-    dtypes = options.kv_dtypes.split(",") if options.kv_dtypes else list(matrix.DEFAULT_DTYPES)
+    asked = [name.strip() for name in (options.kv_dtypes or "").split(",") if name.strip()]
+    dtypes = [canonical_kv_dtype(name) for name in asked] or list(matrix.DEFAULT_DTYPES)
     subjects = [(name, load_subject(name, offline=options.offline)) for name in names]
     cells = matrix.make_matrix(subjects, card, _wish(options), behaviour, dtypes)
     if options.picture:
@@ -157,7 +159,7 @@ def _wish(options: argparse.Namespace) -> Wish:
     from gateway.planner.speculation import parse_speculation
 
     adapters, _, rank = (options.lora or "0").partition(":")
-    if not adapters.isdigit() or (rank and not rank.isdigit()):
+    if not _is_number(adapters) or (rank and not _is_number(rank)):
         raise ContradictoryFlags("--lora takes the number of adapters and, after a colon, their rank: 4:16.")
     return Wish(
         tp=options.tp,
@@ -176,7 +178,7 @@ def _wish(options: argparse.Namespace) -> Wish:
         hybrid_manager=False if options.disable_hybrid_kv_cache_manager else None,
         speculation=parse_speculation(options.speculative),
         lora_adapters=int(adapters),
-        lora_rank=int(rank or 16),
+        lora_rank=int(rank) if rank else 16,
         kv_memory_gib=options.kv_memory,
         text_only=options.language_model_only,
     )
@@ -189,7 +191,7 @@ def _card(options: argparse.Namespace) -> Card:
     from gateway.planner.errors import ContradictoryFlags, UnknownCard
 
     if options.vram is not None and not 0 < options.vram < 1 << 20:
-        raise ContradictoryFlags("--vram is the card's memory in GiB, above 0.")
+        raise ContradictoryFlags("--vram is the card's memory in GiB, above 0 and below 1,048,576.")
     if options.gpu:
         card = find_card(options.gpu)
         return card if options.vram is None else replace(card, memory_gib=options.vram)
@@ -223,6 +225,10 @@ def _print_lists(options: argparse.Namespace) -> None:
             print(f"{name:<60} {entry.source or 'unchecked'}")
 
 
+def _is_number(text: str) -> bool:
+    return text.isascii() and text.isdigit() and len(text) <= 9
+
+
 def _tokens(text: str) -> int:
     """vLLM's own spelling: 32k is 32000, 32K is 32768."""
     units = {"k": 1000, "K": 1024, "m": 1_000_000, "M": 1 << 20}
@@ -230,5 +236,5 @@ def _tokens(text: str) -> int:
         if text[-1:] in units:
             return int(float(text[:-1]) * units[text[-1]])
         return int(text)
-    except ValueError as error:
+    except (ValueError, OverflowError) as error:
         raise argparse.ArgumentTypeError(f"{text!r} is not a number of tokens") from error

@@ -4,16 +4,14 @@ from __future__ import annotations
 
 import re
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from gateway.planner import pool as pools
+from gateway.planner.bounded import Answer, Asker, Unanswered
 from gateway.planner.errors import PlannerError
 from gateway.planner.figures import GIB, gib_text, tokens_text
 from gateway.planner.plan import Plan, Wish, make_plan
 from gateway.planner.versions import behaviour_of
-
-if TYPE_CHECKING:
-    import httpx2
 
 _LABEL = re.compile(r'(\w+)="((?:[^"\\]|\\.)*)"')
 _TOOL = {
@@ -74,13 +72,11 @@ def check_backend(
     send_request: bool = True,
 ) -> BackendReport:
     """Ask the server. Never raises for what the server does; a failed step is a check of its own."""
-    import httpx2
-
     base = url.rstrip("/").removesuffix("/v1")
     report = BackendReport(base)
     headers = {"Authorization": f"Bearer {api_key}"} if api_key else {}
     try:
-        with httpx2.Client(base_url=base, headers=headers, timeout=timeout_s) as client:
+        with Asker(base, headers=headers, timeout_s=timeout_s) as client:
             if not _health(report, client):
                 return report
             _version(report, client)
@@ -91,8 +87,8 @@ def check_backend(
             if send_request and report.model:
                 _request(report, client)
                 _tools(report, client)
-    except httpx2.HTTPError as error:
-        report.add("connection", "error", f"The server stopped answering ({type(error).__name__}).")
+    except Unanswered as error:
+        report.add("connection", "error", f"The server {error}.")
     _compare(report, model, gpu)
     return report
 
@@ -103,16 +99,14 @@ def cache_config_labels(text: str) -> list[dict[str, str]]:
     return [dict(_LABEL.findall(line)) for line in lines]
 
 
-def _health(report: BackendReport, client: httpx2.Client) -> bool:
-    import httpx2
-
+def _health(report: BackendReport, client: Asker) -> bool:
     try:
         status = client.get("/health").status_code
-    except httpx2.HTTPError as error:
+    except Unanswered as error:
         report.add(
             "health",
             "error",
-            f"{report.url} does not answer ({type(error).__name__}).",
+            f"{report.url or 'An empty URL'} {error}.",
             "check the URL and `docker ps`",
         )
         return False
@@ -126,31 +120,31 @@ def _health(report: BackendReport, client: httpx2.Client) -> bool:
     return True
 
 
-def _version(report: BackendReport, client: httpx2.Client) -> None:
+def _version(report: BackendReport, client: Asker) -> None:
     answer = _json(client, "/version")
     report.version = str(answer["version"]) if isinstance(answer, dict) and "version" in answer else None
     report.add("version", "info", report.version or "unknown: /version is not there (not vLLM, or a proxy)")
 
 
-def _models(report: BackendReport, client: httpx2.Client) -> None:
+def _models(report: BackendReport, client: Asker) -> None:
     response = client.get("/v1/models")
     if response.status_code == 401:
         report.add("models", "error", "The server wants an API key.", "--api-key KEY")
         return
     answer = _json(client, "/v1/models")
     entries = answer.get("data") if isinstance(answer, dict) else None
-    if not entries:
-        report.add("models", "error", "/v1/models lists nothing.")
+    first = entries[0] if isinstance(entries, list) and entries else None
+    if not isinstance(first, dict) or not isinstance(first.get("id"), str):
+        report.add("models", "error", "/v1/models lists no model: is this an OpenAI-compatible server?")
         return
-    first = entries[0]
-    report.model = str(first.get("id"))
+    report.model = first["id"]
     window = first.get("max_model_len")
     report.window = int(window) if isinstance(window, int) else None
     shown = tokens_text(report.window) if report.window else "unknown"
     report.add("window", "ok" if report.window else "warning", f"{report.model}: max_model_len {shown}")
 
 
-def _metrics(report: BackendReport, client: httpx2.Client) -> None:
+def _metrics(report: BackendReport, client: Asker) -> None:
     response = client.get("/metrics")
     if response.status_code != 200 or "vllm:" not in response.text:
         report.add(
@@ -210,16 +204,21 @@ def _settings(report: BackendReport) -> None:
         report.add("KV dtype", "info", f"{dtype}, utilisation {report.cache.get('gpu_memory_utilization', 'unknown')}")
 
 
-def _request(report: BackendReport, client: httpx2.Client) -> None:
+def _request(report: BackendReport, client: Asker) -> None:
     body = {"model": report.model, "messages": [{"role": "user", "content": "Say hi."}], "max_tokens": 4}
-    answer = client.post("/v1/chat/completions", json=body)
+    answer = client.post("/v1/chat/completions", body)
     if answer.status_code == 200:
-        usage = answer.json().get("usage") or {}
+        said = answer.json()
+        if not isinstance(said, dict) or "choices" not in said:
+            report.add("request", "error", "A chat is answered with 200, but with no completion: not a model server.")
+            return
+        usage = said.get("usage")
+        usage = usage if isinstance(usage, dict) else {}
         report.add(
             "request", "ok", f"answered, usage {usage.get('prompt_tokens')} + {usage.get('completion_tokens')} tokens"
         )
         return
-    plain = client.post("/v1/completions", json={"model": report.model, "prompt": "Hi", "max_tokens": 4})
+    plain = client.post("/v1/completions", {"model": report.model, "prompt": "Hi", "max_tokens": 4})
     if plain.status_code == 200:
         report.add(
             "request",
@@ -231,7 +230,7 @@ def _request(report: BackendReport, client: httpx2.Client) -> None:
         report.add("request", "error", f"A request of one sentence fails: {plain.status_code} {_error_text(plain)}")
 
 
-def _tools(report: BackendReport, client: httpx2.Client) -> None:
+def _tools(report: BackendReport, client: Asker) -> None:
     body: dict[str, Any] = {
         "model": report.model,
         "messages": [{"role": "user", "content": "Say hi."}],
@@ -239,7 +238,7 @@ def _tools(report: BackendReport, client: httpx2.Client) -> None:
         "tools": [_TOOL],
         "tool_choice": "auto",
     }
-    answer = client.post("/v1/chat/completions", json=body)
+    answer = client.post("/v1/chat/completions", body)
     if answer.status_code == 200:
         report.add("tool calls", "ok", "a tool-call parser is set")
         return
@@ -286,7 +285,7 @@ def _compare(report: BackendReport, model: str | None, gpu: str | None) -> None:
 
 
 def _compare_tokens(report: BackendReport, plan: Plan) -> None:
-    if report.kv_tokens is None or report.window is None or report.num_blocks is None:
+    if not report.kv_tokens or report.window is None or report.num_blocks is None:
         return
     expected = pools.capacity(plan.pool, report.num_blocks * plan.pool.block_bytes, report.window, plan.behaviour)
     off = expected.size_tokens / report.kv_tokens - 1
@@ -320,20 +319,14 @@ def _compare_memory(report: BackendReport, plan: Plan) -> None:
     )
 
 
-def _json(client: httpx2.Client, path: str) -> Any:
+def _json(client: Asker, path: str) -> Any:
     response = client.get(path)
-    if response.status_code != 200:
-        return None
-    try:
-        return response.json()
-    except ValueError:
-        return None
+    return response.json() if response.status_code == 200 else None
 
 
-def _error_text(response: httpx2.Response) -> str:
-    try:
-        body = response.json()
-    except ValueError:
+def _error_text(response: Answer) -> str:
+    body = response.json()
+    if body is None:
         return response.text[:200]
     if isinstance(body, dict):
         error = body.get("error")

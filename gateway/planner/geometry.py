@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from gateway.planner import recurrent
+from gateway.planner.config_shape import check_shape
 from gateway.planner.errors import GeometryMissing
 from gateway.planner.layers import Layer, LayerKind, chunked, cross, full, indexer, mla, sliding
 
@@ -116,8 +117,19 @@ def text_config(config: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def read_geometry(config: Mapping[str, Any], name: str = "model") -> ModelGeometry:
-    """Geometry of a parsed config.json. Raises GeometryMissing naming the fields that are not there."""
+    """Geometry of a parsed config.json. Raises GeometryMissing for absent fields, PlannerError for wild ones."""
+    try:
+        return _read_geometry(config, name)
+    except KeyError as error:
+        field_name = str(error.args[0])
+        raise GeometryMissing(
+            f"{name}: the config has no {field_name}, which a model of this kind must state.", (field_name,)
+        ) from error
+
+
+def _read_geometry(config: Mapping[str, Any], name: str) -> ModelGeometry:
     text = text_config(config)
+    check_shape(text, name)
     model_type = str(text.get("model_type") or config.get("model_type") or "")
     architectures = config.get("architectures") or text.get("architectures") or [""]
     count = first_int(text, "num_hidden_layers", "n_layer", "num_layers", "n_layers", "decoder_layers")
@@ -326,7 +338,7 @@ def _local_layer(text: Mapping[str, Any], model_type: str, kv_heads: int, key_di
     if chunk and model_type.startswith("llama4"):
         return chunked(kv_heads, key_dim, chunk)
     window = first_int(text, "sliding_window", "sliding_window_size")
-    if not window or text.get("use_sliding_window") is False:
+    if window is None or window <= 0 or text.get("use_sliding_window") is False:
         return None
     return sliding(
         first_int(text, "swa_num_key_value_heads") or kv_heads,

@@ -7,9 +7,10 @@ import re
 from pathlib import Path
 from urllib.parse import quote
 
+from gateway.planner.bounded import Asker, Unanswered
+
 _DEFAULT_ENDPOINT = "https://huggingface.co"
 _TIMEOUT_S = 10.0
-_MOST_BYTES = 64 << 20
 
 
 class HubError(Exception):
@@ -36,22 +37,21 @@ def _cached(model: str, name: str) -> bytes | None:
 
 
 def _fetched(model: str, name: str) -> bytes:
-    import httpx2
-
     if os.environ.get("HF_HUB_OFFLINE", "").upper() in ("1", "ON", "YES", "TRUE"):
         raise HubError("HF_HUB_OFFLINE is set")
     endpoint = (os.environ.get("HF_ENDPOINT") or _DEFAULT_ENDPOINT).rstrip("/")
     token = os.environ.get("HF_TOKEN")
     headers = {"authorization": f"Bearer {token}"} if token else {}
-    url = f"{endpoint}/{quote(model)}/resolve/main/{quote(name)}"
+    path = f"/{quote(model)}/resolve/main/{quote(name)}"
     try:
-        answer = httpx2.get(url, headers=headers, timeout=_TIMEOUT_S, follow_redirects=True)
-    except (httpx2.HTTPError, httpx2.InvalidURL) as error:
-        raise HubError(f"{endpoint} cannot be reached ({error or type(error).__name__})") from error
+        with Asker(endpoint, headers=headers, timeout_s=_TIMEOUT_S, follow_redirects=True) as asker:
+            answer = asker.get(path)
+    except Unanswered as error:
+        raise HubError(f"{endpoint} {error}") from error
     if answer.status_code in (401, 403):
         raise HubError("the hub wants a token (HF_TOKEN), or there is no such repository")
     if answer.status_code == 404:
         raise HubError("the hub has no such file")
-    if not answer.is_success or len(answer.content) > _MOST_BYTES:
+    if not 200 <= answer.status_code < 300:
         raise HubError(f"the hub answered {answer.status_code}")
     return answer.content

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import json
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -20,9 +20,9 @@ from gateway.planner.weights import safetensors_bytes
 def load_subject(model: str, *, offline: bool = False) -> Subject:
     """What is known of ``model``. Raises ModelNotFound, GeometryMissing or PlannerError, each in one clear sentence."""
     path = Path(model).expanduser()
-    if path.is_dir():
+    if _exists(path.is_dir):
         return _from_folder(path)
-    if path.is_file():
+    if _exists(path.is_file):
         return Subject(read_geometry(read_config(path), path.parent.name or path.name))
     entry = catalogue.find(model)
     if entry is not None:
@@ -46,6 +46,14 @@ def load_subject(model: str, *, offline: bool = False) -> Subject:
         f"{model!r} is no file or folder here and not in the catalogue{f' (near: {near})' if near else ''}. "
         "Give a config.json, a model folder, or owner/name of a hub model while online."
     )
+
+
+def _exists(test: Callable[[], bool]) -> bool:
+    """False also for what no file can be called (too long, a null byte)."""
+    try:
+        return test()
+    except (OSError, ValueError):
+        return False
 
 
 def _from_catalogue(entry: catalogue.Entry, model: str, *notes: str) -> Subject:
@@ -94,7 +102,10 @@ def _from_folder(folder: Path) -> Subject:
     whole = [shard for shard in shards if not shard.name.startswith("consolidated")] or shards
     index = folder / "model.safetensors.index.json"
     if index.is_file():
-        named = set((read_config(index).get("weight_map") or {}).values())
+        listed = read_config(index).get("weight_map") or {}
+        if not isinstance(listed, Mapping):
+            raise PlannerError(f"{index} is no weight index: its weight_map is not an object.")
+        named = {str(shard) for shard in listed.values()}
         missing = sorted(named - {shard.name for shard in whole})
         if missing:
             return Subject(geometry, exact_bytes=_index_total(read_config(index)))
@@ -129,6 +140,8 @@ def _from_hub(model: str) -> Subject:
 def _object(content: bytes, what: str) -> Mapping[str, Any]:
     try:
         parsed = json.loads(content.decode("utf-8-sig"))
+    except RecursionError as error:
+        raise PlannerError(f"{what} is nested too deeply to be a model config.") from error
     except ValueError as error:
         raise PlannerError(f"{what} is not readable JSON: {error}.") from error
     if not isinstance(parsed, dict):

@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 _ANSI = re.compile(r"\x1b\[[0-9;?]*[ -/]*[@-~]|\x1b\][^\x07]*\x07")
 # A proxy's log may name a host "vllm" in a URL or an address; that is not vLLM speaking.
 _SPEAKS = re.compile(
-    r"(?<![\w/@.:-])vllm\b(?![:./-]\w*:?\d)|\bvLLM\b|EngineCore|Worker_TP|model_runner|gpu_worker|kv_cache_utils"
+    r"(?<![\w/@.:-])vllm\b(?!-|[:./]\w*:?\d)|\bvLLM\b|EngineCore|Worker_TP|model_runner|gpu_worker|kv_cache_utils"
 )
 _NUMBER = r"(-?[\d,]+(?:\.\d+)?)"
 

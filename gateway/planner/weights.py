@@ -220,13 +220,16 @@ def safetensors_bytes(files: Sequence[Path]) -> int:
                 if not 2 <= length <= 100 << 20:
                     raise ValueError("header length")
                 header = json.loads(stream.read(length))
-        except (OSError, ValueError) as error:
+            for name, tensor in header.items():
+                if name != "__metadata__":
+                    start, end = tensor["data_offsets"]
+                    total += int(end) - int(start)
+        except (OSError, ValueError, RecursionError) as error:
             raise PlannerError(f"{path.name} is not a readable safetensors file ({error}).") from error
-        for name, tensor in header.items():
-            if name == "__metadata__":
-                continue
-            start, end = tensor["data_offsets"]
-            total += end - start
+        except (TypeError, KeyError, AttributeError) as error:
+            raise PlannerError(
+                f"{path.name} is not a readable safetensors file (its header lists no tensors)."
+            ) from error
     return total
 
 
