@@ -209,17 +209,17 @@ def test_a_multimodal_processors_template_is_used_without_tools_only(llama_folde
 
 
 @pytest.mark.parametrize(
-    ("config", "named"),
-    [({"architectures": ["GptOssForCausalLM"]}, "harmony"), ({"architectures": ["DeepseekV4ForCausalLM"]}, "V4")],
+    ("architecture", "named"),
+    [("KimiK3ForConditionalGeneration", "Kimi-K3"), ("DeepseekV41ForCausalLM", "V4.1")],
 )
 def test_models_that_vllm_renders_with_its_own_code_count_texts_only(
-    llama_folder: Path, tmp_path: Path, config: dict[str, Any], named: str
+    llama_folder: Path, tmp_path: Path, architecture: str, named: str
 ) -> None:
-    counter = load_from(copied(llama_folder, tmp_path, config__json=json.dumps(config)))
+    config = json.dumps({"architectures": [architecture]})
+    counter = load_from(copied(llama_folder, tmp_path, config__json=config))
     assert counter.count(TextPrompts(("hello",)), {})[0] > 0
     with pytest.raises(CannotCount, match=named):
         counter.count(ChatPrompt([{"role": "user", "content": "a"}]), {})
-    assert counter.tokenize_differs is (named == "harmony")
 
 
 def test_a_broken_template_leaves_texts_countable(llama_folder: Path, tmp_path: Path) -> None:
