@@ -126,6 +126,8 @@ class App:
                 warming.cancel()
                 if self._gpus is not None:
                     self._gpus.stop()
+                await self.summariser.close()
+                self.fitter.close()
                 self.counter.close()
                 await self.fleet.stop()
 
@@ -136,7 +138,9 @@ class App:
             for model in self.fleet.models():
                 if model.id not in warm:
                     warm.add(model.id)
-                    log.info("%s", await self.counter.warm(self.fitter.served(model)))
+                    served = self.fitter.served(model)
+                    log.info("%s", await self.counter.warm(served))
+                    self.serving.learn(served)
             await asyncio.sleep(WARM_INTERVAL_S)
 
     async def _post(

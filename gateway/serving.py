@@ -163,6 +163,10 @@ class Serving:
         finally:
             self._record(trace)
 
+    def learn(self, model: ServedModel) -> None:
+        """Find out what the model's template takes, so that no request waits for it."""
+        self._repairer.facts(model)
+
     async def _serve(self, scope: Scope, body: bytes, client: Client, trace: Trace) -> None:
         parse = parser_of(scope["method"], scope["path"])
         ask, trace.repairs = self._repairer.read(
