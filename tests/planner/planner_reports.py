@@ -1,8 +1,9 @@
 """Real start-up reports as plans, and the tables of docs/planner.md: ``python tests/planner/planner_reports.py``.
 
 ``reports.jsonl`` holds facts and figures only. ``told`` are the inputs, ``seen`` what was logged, ``inferred`` which
-inputs the report does not state but its numbers determine, ``not_reproduced`` why a report is left out, ``memory``
-whether its KV memory can be predicted: all flags stated, or defaults assumed.
+inputs the report does not state but its numbers determine, ``kept_aside`` that nothing was fitted to it,
+``not_reproduced`` why a report is left out, ``memory`` whether its KV memory can be predicted: all flags stated, or
+defaults assumed.
 """
 
 from __future__ import annotations
@@ -49,6 +50,7 @@ def plan_of(report: dict[str, Any]) -> Plan:
         batched_tokens=told.get("batched_tokens"),
         seqs=told.get("seqs"),
         block_tokens=told.get("block_tokens"),
+        prefix_caching=told.get("prefix_caching", True),
         speculation=parse_speculation(told.get("speculative")),
     )
     card = find_card(told["card"]) if "card" in told else card_of_memory(told.get("vram", 24.0))
@@ -76,9 +78,11 @@ def logged_kv_gib(report: dict[str, Any], plan: Plan) -> float:
     return float(blocks * plan.pool.block_bytes / GIB)
 
 
-def with_memory(kind: str) -> list[dict[str, Any]]:
-    """The reports whose KV memory is compared: ``stated`` or ``assumed`` flags."""
-    return [report for report in REPORTS if report.get("memory") == kind]
+def with_memory(kind: str, *, kept_aside: bool = False) -> list[dict[str, Any]]:
+    """The reports whose KV memory is compared: ``stated`` or ``assumed`` flags, seen while fitting or kept aside."""
+    return [
+        report for report in REPORTS if report.get("memory") == kind and bool(report.get("kept_aside")) is kept_aside
+    ]
 
 
 def miss(report: dict[str, Any]) -> float:
@@ -171,6 +175,9 @@ def memory_summary() -> str:
         lines.append(_summary(label, errors))
         if kind == "stated":
             lines.append(_summary(f"{label}, each predicted from the others", leave_one_out(reports)))
+    for kind, label in (("stated", "all flags stated"), ("assumed", "flags or card assumed")):
+        errors = [abs(miss(report)) for report in with_memory(kind, kept_aside=True)]
+        lines.append(_summary(f"kept aside until the planner was done, {label}", errors))
     return "\n".join(lines)
 
 
