@@ -9,8 +9,9 @@ from __future__ import annotations
 import argparse
 import asyncio
 import json
+import statistics
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from typing import Any
 
 from gateway.config import BackendSettings, FleetSettings, PlacingSettings
@@ -19,7 +20,7 @@ from gateway.fleet.capacity import KvCapacity
 from gateway.fleet.discovery import ModelCard
 from gateway.fleet.fleet import Backend
 from gateway.relay.gate import Gate, Lease
-from gateway.types import BackendView, Need, Offer
+from gateway.types import BackendView, LoadView, Need, Offer
 
 BLOCKS, BLOCK_TOKENS, WINDOW = 2100, 16, 32768
 PROMPT_TOKENS = 4000
@@ -34,11 +35,12 @@ class Stand:
 
     def __init__(self, count: int) -> None:
         self.touched: set[str] = set()
+        self.loaded: set[str] = set()
         self.at: dict[str, WatchedBackend] = {}
         loop = asyncio.get_running_loop()
         for number in range(count):
             settings = BackendSettings(url=f"http://10.0.0.{number}:8000")
-            item = WatchedBackend(settings, FleetSettings(), loop.time, lambda: None, self.touch)
+            item = WatchedBackend(settings, FleetSettings(), loop.time, lambda: None, self.touch, self.loaded.add)
             item.found((ModelCard("m", None, None, WINDOW),), KvCapacity(1, BLOCKS, BLOCK_TOKENS))
             item.ledger.begin_scrape()
             item.ledger.reconcile(0, loop.time())
@@ -51,9 +53,11 @@ class Stand:
     def views(self, now_s: float) -> Mapping[str, BackendView]:
         return {name: item.view(now_s) for name, item in self.at.items()}
 
-    def changed(self, now_s: float) -> list[BackendView]:
+    def changed(self, now_s: float) -> list[BackendView | LoadView]:
         touched, self.touched = self.touched, set()
-        return [self.at[name].view(now_s) for name in touched]
+        loaded, self.loaded = self.loaded, set()
+        told: list[BackendView | LoadView] = [self.at[name].view(now_s) for name in touched]
+        return told + [self.at[name].load(now_s) for name in loaded if name not in touched]
 
     def reserve(
         self, name: str, need: Need, budget_tokens: int | None, cached_tokens: int = 0, timed: bool = False
@@ -67,31 +71,24 @@ class Stand:
         return tuple(Offer(name, WINDOW, 1000, False) for name in self.at)
 
 
-def cpu_us(work: Callable[[], object]) -> float:
-    """CPU time of one call in microseconds."""
-    started = time.process_time_ns()
-    work()
-    return (time.process_time_ns() - started) / 1000
-
-
 async def at_once(stand: Stand, requests: int = 400) -> float:
-    """A request that finds room: from its offers to its lease. Microseconds, the mean of many."""
+    """A request that finds room: from its offers to its lease. Microseconds, the median of many."""
     stand.touched.update(stand.at)
     gate = Gate(stand, PlacingSettings())
     offers = stand.offers()
     leases: list[Lease] = []
-    took_ns = 0
+    took_ns: list[int] = []
     for _ in range(requests // BATCH):
         started = time.process_time_ns()
         leases += [await gate.enter(offers, PROMPT_TOKENS, model="m") for _ in range(BATCH)]
-        took_ns += time.process_time_ns() - started
+        took_ns.append(time.process_time_ns() - started)
         for lease in leases:
             lease.first_byte()
         while len(leases) > 4 * len(stand.at):
             leases.pop(0).release()
     for lease in leases:
         lease.release()
-    return took_ns / requests / 1000
+    return statistics.median(took_ns) / BATCH / 1000
 
 
 async def with_a_queue(stand: Stand, waiting: int, requests: int = 200) -> tuple[float, float]:
@@ -108,28 +105,28 @@ async def with_a_queue(stand: Stand, waiting: int, requests: int = 200) -> tuple
             holders.append(task.result())
     queue = [task] + [asyncio.create_task(gate.enter(offers, PROMPT_TOKENS, model="m")) for _ in range(waiting - 1)]
     await asyncio.sleep(0)
-    arrivals_us = 0.0
+    arrivals_us: list[float] = []
     for _ in range(requests):
         coroutine = gate.enter(offers, PROMPT_TOKENS, model="m")
         started = time.process_time_ns()
         coroutine.send(None)
-        arrivals_us += (time.process_time_ns() - started) / 1000
+        arrivals_us.append((time.process_time_ns() - started) / 1000)
         coroutine.close()
     await asyncio.sleep(0)
-    releases_us = 0.0
+    releases_us: list[float] = []
     for task in queue[: min(requests, waiting)]:
         holder = holders.pop(0)
-        releases_us += cpu_us(holder.release)
         started = time.process_time_ns()
+        holder.release()
         gate.decide()
-        releases_us += (time.process_time_ns() - started) / 1000
+        releases_us.append((time.process_time_ns() - started) / 1000)
         holders.append(await task)
     for task in queue:
         task.cancel()
     for lease in holders:
         lease.release()
     await asyncio.sleep(0)
-    return arrivals_us / requests, releases_us / min(requests, waiting)
+    return statistics.median(arrivals_us), statistics.median(releases_us)
 
 
 async def measure_one(backends: int) -> dict[str, Any]:
@@ -154,7 +151,7 @@ def main() -> None:
         row = asyncio.run(measure_one(backends))
         if not as_json:
             if not rows:
-                print("CPU microseconds of one decision (best of rounds)")
+                print("CPU microseconds of one decision (medians, best of rounds)")
                 print("  ".join(f"{name.removesuffix('_us'):>20}" for name in row))
             print("  ".join(f"{value:>20.1f}" if name != "backends" else f"{value:>20}" for name, value in row.items()))
         rows.append(row)

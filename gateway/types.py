@@ -193,6 +193,16 @@ class KvView:
 
 
 @dataclass(frozen=True, slots=True)
+class LoadView:
+    """What changes of a backend all the time, in the words of ``BackendView`` and ``KvView``: the rest stands."""
+
+    name: str
+    in_flight: int
+    pending_prompt_tokens: int
+    reserved_blocks: int
+
+
+@dataclass(frozen=True, slots=True)
 class BackendView:
     """A frozen picture of one backend, for the pure rooms.
 
@@ -324,10 +334,11 @@ class Waiter:
 @dataclass(frozen=True, slots=True)
 class Placed:
     """Send it there now. ``tag`` was its place in the queue, to be had again if the backend fails it;
-    ``matched_tokens`` of its prompt should be in the cache there."""
+    ``matched_tokens`` of its prompt should be in the cache there. ``need`` is what it takes there."""
 
     sequence: int
     offer: Offer
+    need: Need
     tag: float = 0.0
     matched_tokens: int = 0
 

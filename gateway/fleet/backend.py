@@ -17,7 +17,7 @@ from gateway.fleet.discovery import ModelCard, Probe, ProbeFailed
 from gateway.fleet.ledger import Ledger
 from gateway.fleet.metrics_text import Reading
 from gateway.fleet.rates import Rates
-from gateway.types import BackendView, Health, KvView, Need
+from gateway.types import BackendView, Health, KvView, LoadView, Need
 
 log = logging.getLogger("kvgate.fleet")
 
@@ -148,6 +148,7 @@ class Reservation:
             rates = self._backend.rates
             rates.prefilled(self._ahead_tokens + own_tokens, self._first_s - self._placed_s)
             rates.generated(self._grown_tokens // self._need.n - 1, self._backend.now_s() - self._first_s)
+            self._backend.touched()
         self._placed_s = None
         self._backend.ledger.release(self._key)
         self._backend.breaker.released(self._key)
@@ -157,7 +158,8 @@ class WatchedBackend:
     """A backend and the loop (``watch``) that keeps what is known of it fresh.
 
     ``clock`` gives seconds (the event loop's); ``on_change`` is called after every look and every change of health,
-    ``on_touch`` with the name whenever ``view`` would tell placing something new, and whether time alone will, too.
+    ``on_touch`` with the name whenever ``view`` would tell placing something new, and whether time alone will, too;
+    ``on_load`` if ``load`` tells it all.
     """
 
     def __init__(
@@ -167,11 +169,12 @@ class WatchedBackend:
         clock: Callable[[], float],
         on_change: Callable[[], None],
         on_touch: Callable[[str, bool], None] = lambda name, resting: None,
+        on_load: Callable[[str], None] = lambda name: None,
     ) -> None:
         self.settings = settings
         self.name = settings.label
         self.url = settings.url
-        self.ledger = Ledger(self._touch)
+        self.ledger = Ledger(self._loaded)
         self.rates = Rates()
         self.breaker = Breaker(fleet.failures_to_open, fleet.reopen_after_s)
         self.cards: tuple[ModelCard, ...] = ()
@@ -183,6 +186,7 @@ class WatchedBackend:
         self._clock = clock
         self._on_change = on_change
         self._on_touch = on_touch
+        self._on_load = on_load
         self._probe = Probe(settings, fleet.timeout_s)
         self._wake = asyncio.Event()
         self._reachable: bool | None = None
@@ -254,6 +258,11 @@ class WatchedBackend:
         reservation = Reservation(self, key, need, ledger.pending_prompt_tokens, cached_tokens, timed)
         ledger.reserve(key, need.prompt_tokens, need.output_tokens, need.n, budget_tokens, cached_tokens)
         return reservation
+
+    def touched(self) -> None:
+        """Something else than its load has changed."""
+        self._view = None
+        self._touch()
 
     def now_s(self) -> float:
         """The clock."""
@@ -330,6 +339,14 @@ class WatchedBackend:
                 self._view_until_s = min(self._view_until_s, half_open_at_s)
         return self._view
 
+    def load(self, now_s: float) -> LoadView | BackendView:
+        """What changes all the time, if nothing else can have changed."""
+        kv_known = self._view is not None and self._view.kv is not None
+        if self._view is None or self.breaker.half_open_at_s is not None or not kv_known:
+            return self.view(now_s)
+        ledger = self.ledger
+        return LoadView(self.name, ledger.in_flight, ledger.pending_prompt_tokens, ledger.reserved_blocks)
+
     def view_is_due(self, now_s: float) -> bool:
         """Whether the last view has become old by time alone."""
         return self._view is None or now_s >= self._view_until_s
@@ -400,6 +417,9 @@ class WatchedBackend:
             self._back_s = None
             return 1.0
         return warmth
+
+    def _loaded(self) -> None:
+        self._on_load(self.name)
 
     def _touch(self) -> None:
         self._on_touch(self.name, self.breaker.half_open_at_s is not None or self._back_s is not None)

@@ -13,7 +13,7 @@ from pydantic import SecretStr
 from gateway.config import Settings
 from gateway.exceptions import NoBackend, UnknownModel
 from gateway.fleet.backend import BackendRecord, Reservation, WatchedBackend
-from gateway.types import BackendView, Health, Need
+from gateway.types import BackendView, Health, LoadView, Need
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,10 +75,11 @@ class Fleet:
         self._models: dict[str, Model] = {}
         self._models_of: tuple[Mapping[str, int], ...] | None = None
         self._backends = {
-            item.label: WatchedBackend(item, settings.fleet, _now, self._changed, self._touch)
+            item.label: WatchedBackend(item, settings.fleet, _now, self._changed, self._touch, self._load)
             for item in settings.backends
         }
         self._touched = set(self._backends)
+        self._loaded: set[str] = set()
         self._resting: set[str] = set()  # those whose breaker is open: time alone changes them
 
     async def start(self) -> None:
@@ -114,16 +115,19 @@ class Fleet:
         """All backends as they look now. A view may be up to a quarter of a second old where nothing happened."""
         return _Views(self._backends, now_s)
 
-    def changed(self, now_s: float) -> list[BackendView]:
+    def changed(self, now_s: float) -> list[BackendView | LoadView]:
         """The backends that look otherwise than at the last call, in what placing goes by; at the first call all.
 
-        For one caller: what it was told is not told again.
+        Where only its load is another one, that is told alone. For one caller: what it was told is not told again.
         """
         touched, self._touched = self._touched, set()
+        loaded, self._loaded = self._loaded, set()
         for name in self._resting:
             if self._backends[name].view_is_due(now_s):
                 touched.add(name)
-        return [self._backends[name].view(now_s) for name in touched]
+        told: list[BackendView | LoadView] = [self._backends[name].view(now_s) for name in touched]
+        told += [self._backends[name].load(now_s) for name in loaded if name not in touched]
+        return told
 
     def models(self) -> list[Model]:
         """Every name any backend is known to serve, sorted."""
@@ -194,6 +198,10 @@ class Fleet:
 
     def _changed(self) -> None:
         self._on_change()
+
+    def _load(self, name: str) -> None:
+        """Placing would see another load of that backend now."""
+        self._loaded.add(name)
 
     def _touch(self, name: str, resting: bool) -> None:
         """Placing would see something else of that backend now; ``resting``: it will again as time passes."""

@@ -17,7 +17,7 @@ from gateway.fleet.fleet import Backend
 from gateway.routing.lengths import OutputLengths
 from gateway.routing.need import budget_tokens, groups_of
 from gateway.routing.placer import Placer
-from gateway.types import BackendView, Decision, Need, Offer, Overflow, Placed, Refused, Waiter, Wish
+from gateway.types import BackendView, Decision, LoadView, Need, Offer, Overflow, Placed, Refused, Waiter, Wish
 
 LEAST_RETRY_S = 1.0
 MOST_RETRY_S = 59.0  # clients ignore hints of a minute and more
@@ -36,7 +36,7 @@ class GateFleet(Protocol):
     def views(self, now_s: float) -> Mapping[str, BackendView]:
         """All backends as they look now."""
 
-    def changed(self, now_s: float) -> Iterable[BackendView]:
+    def changed(self, now_s: float) -> Iterable[BackendView | LoadView]:
         """The backends that look otherwise than at the last call; at the first, all."""
 
     def reserve(
@@ -52,7 +52,7 @@ class Lease:
     """A place on a backend: KV blocks are reserved there until ``release``, which may be called any number of times."""
 
     __slots__ = (
-        "_begun", "_finished", "_gate", "_matched_tokens", "_reservation", "_waiter", "backend", "offer",
+        "_begun", "_finished", "_gate", "_matched_tokens", "_need", "_reservation", "_waiter", "backend", "offer",
         "released", "tag", "waited_s",
     )  # fmt: skip
 
@@ -63,6 +63,7 @@ class Lease:
         self._reservation = reservation
         self._waiter = waiter
         self._matched_tokens = placed.matched_tokens
+        self._need = placed.need
         self._begun = False
         self._finished = False
         self.backend = backend
@@ -103,7 +104,7 @@ class Lease:
         self._finished = True
         if cached_tokens is not None:
             self._reservation.cached_tokens = cached_tokens
-        self._gate.answered(self._waiter, self.offer, self._matched_tokens, output_tokens, cached_tokens)
+        self._gate.answered(self._waiter, self.offer, self._need, self._matched_tokens, output_tokens, cached_tokens)
 
     def release(self) -> None:
         """Give the place back and let others have it."""
@@ -112,7 +113,9 @@ class Lease:
             self._reservation.release()
             if not self._finished:
                 grown_tokens = self._reservation.grown_tokens
-                self._gate.broken_off(self._waiter, self.offer, self._matched_tokens, self._begun, grown_tokens)
+                self._gate.broken_off(
+                    self._waiter, self.offer, self._need, self._matched_tokens, self._begun, grown_tokens
+                )
             self._gate.let_go(self)
 
 
@@ -215,20 +218,27 @@ class Gate:
             self._run = asyncio.get_running_loop().call_soon(self._run_now)
 
     def answered(
-        self, waiter: Waiter, offer: Offer, matched_tokens: int, output_tokens: int | None, cached_tokens: int | None
+        self,
+        waiter: Waiter,
+        offer: Offer,
+        need: Need,
+        matched_tokens: int,
+        output_tokens: int | None,
+        cached_tokens: int | None,
     ) -> None:
         """Learn from an answer that came to its end (called by the lease)."""
         self._placer.answered(offer.backend, output_tokens or 0, matched_tokens, cached_tokens)
-        need = waiter.need(offer.backend)
         if output_tokens is not None:
             each_tokens = output_tokens // need.n
             ended = each_tokens < budget_tokens(offer, need.prompt_tokens)
             self._lengths.note(waiter.model, waiter.flow, each_tokens, ended)
 
-    def broken_off(self, waiter: Waiter, offer: Offer, matched_tokens: int, begun: bool, grown_tokens: int) -> None:
+    def broken_off(
+        self, waiter: Waiter, offer: Offer, need: Need, matched_tokens: int, begun: bool, grown_tokens: int
+    ) -> None:
         """Learn from an answer that did not end, or never began (called by the lease)."""
         if begun:
-            each_tokens = grown_tokens // waiter.need(offer.backend).n
+            each_tokens = grown_tokens // need.n
             self._lengths.note(waiter.model, waiter.flow, each_tokens, False)
         else:
             self._placer.unanswered(offer.backend, waiter.chain, waiter.model, matched_tokens)
@@ -370,7 +380,7 @@ class Gate:
 
     def _place(self, entry: _Entry, placed: Placed, now_s: float) -> None:
         waiter, offer = entry.waiter, placed.offer
-        need = waiter.need(offer.backend)
+        need = placed.need
         backend = self._fleet.backend(offer.backend)
         budget = budget_tokens(offer, need.prompt_tokens)
         reservation = self._fleet.reserve(offer.backend, need, budget, placed.matched_tokens, waiter.streamed)

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 from gateway.routing.prefixes import thinned
 from gateway.routing.rooms import Room
-from gateway.types import Need, Waiter
+from gateway.types import Need, Offer, Waiter
 
 if TYPE_CHECKING:
     from gateway.routing.lanes import Lane
@@ -19,6 +19,7 @@ class Option:
     ``mixed``: of some the cache is unknown, so that costs cannot be compared. Only if no option of a lower ``tier`` has
     room is one of a higher looked at."""
 
+    offers: tuple[Offer, ...]
     need: Need
     rooms: tuple[Room, ...]
     mask: int

@@ -32,11 +32,11 @@ from gateway.routing.entries import Entry, Option
 from gateway.routing.lanes import Domain, Key, Lane, Lanes
 from gateway.routing.prefixes import Chain, PrefixIndex, thinned
 from gateway.routing.rooms import FULL_S, PREFILL_S, Room
-from gateway.types import BackendView, Decision, Group, Offer, Placed, Refused, Waiter
+from gateway.types import BackendView, Decision, Group, LoadView, Placed, Refused, Waiter
 
-# The price of a window twice as large as the smallest comfortable one, in seconds of waiting. Against the barrier: with
-# windows of 32k and 128k the smaller one is filled to 93 % first.
-WINDOW_S = 1.0
+# The price of a window twice as large as the smallest comfortable one, in seconds of waiting. Against the barrier: of
+# windows of 32k and 128k the smaller one is filled to 87 % first.
+WINDOW_S = 0.5
 # A LoRA adapter that is not at work on a backend must be loaded, or wait until another has left its slot.
 LORA_LOAD_S = 0.3
 LORA_SLOT_S = 3.0
@@ -81,11 +81,18 @@ class Placer:
     def __len__(self) -> int:
         return len(self._entries)
 
-    def see(self, views: Iterable[BackendView]) -> None:
-        """Take in how backends look now: those that changed, or all. Placements made here are overwritten: the caller
-        enters each into its ledger, which the next view tells of."""
+    def see(self, views: Iterable[BackendView | LoadView]) -> None:
+        """Take in how backends look now: those that changed, or all; of one that was seen its load may be enough.
+
+        Placements made here are overwritten: the caller enters each into its ledger, which the next view tells of.
+        """
         headroom_ratio = self._settings.headroom_ratio
         for view in views:
+            if isinstance(view, LoadView):
+                room = self._rooms[view.name]
+                if room.load(view):
+                    self._better |= room.bit
+                continue
             room = self._rooms.get(view.name) or self._room(view.name)
             before = room.view
             changed, better = room.update(view, headroom_ratio)
@@ -292,7 +299,9 @@ class Placer:
             self.prefixes.add(room.bit, entry.chain)
         if waiter.session:
             self.prefixes.went(waiter.session, room.bit, option.need.prompt_tokens)
-        return Placed(waiter.sequence, _offer(waiter, room.name), entry.tag or 0.0, matched_tokens)
+        name = room.name
+        offer = next(offer for offer in option.offers if offer.backend == name)
+        return Placed(waiter.sequence, offer, option.need, entry.tag or 0.0, matched_tokens)
 
     def _options(self, entry: Entry) -> Refused | None:
         """Look up where the request may go, or say why it can go nowhere."""
@@ -315,7 +324,9 @@ class Placer:
                 layout = _Layout(rooms)
             if layout.mask:
                 penalty_s = WINDOW_S * log2(window_tokens / first_tokens) if not tier and first_tokens else 0.0
-                options.append(Option(group.need, layout.rooms, layout.mask, penalty_s, tier, layout.mixed))
+                options.append(
+                    Option(group.offers, group.need, layout.rooms, layout.mask, penalty_s, tier, layout.mixed)
+                )
                 mask |= layout.mask
         entry.options, entry.mask = tuple(options), mask
         if mask:
@@ -424,11 +435,3 @@ def _mask(rooms: Iterable[Room]) -> int:
     for room in rooms:
         mask |= room.bit
     return mask
-
-
-def _offer(waiter: Waiter, name: str) -> Offer:
-    for group in waiter.groups:
-        for offer in group.offers:
-            if offer.backend == name:
-                return offer
-    raise KeyError(name)

@@ -5,7 +5,7 @@ A room is looked at for every request and written for few, so all that its cost 
 
 from __future__ import annotations
 
-from gateway.types import BackendView, Health, Need
+from gateway.types import BackendView, Health, LoadView, Need
 
 # A stand-in until some backend's own is learned.
 PREFILL_S = 1 / 8000
@@ -83,6 +83,18 @@ class Room:
         self.barrier_s = KV_PENALTY_S * capacity * BEYOND_FULL / view.share
         self._price()
         return changed, better
+
+    def load(self, load: LoadView) -> bool:
+        """Take over the load alone. Returns whether somebody may fit who did not before."""
+        view = self.view
+        idle = load.in_flight == 0 and not view.running and not view.waiting
+        better = (idle and not self.idle) or load.reserved_blocks < self.reserved
+        self.idle, self.in_flight = idle, load.in_flight
+        self.pending_tokens = load.pending_prompt_tokens
+        if self.known:
+            self.reserved = load.reserved_blocks
+        self._price()
+        return better
 
     def compare(self, prefill_s: float, output_s: float) -> None:
         """Be priced beside the others: a backend whose own rate is unknown prefills as they do on average, and
