@@ -46,6 +46,9 @@ _ALIASES = {"bf16": "none", "bfloat16": "none", "fp16": "none", "float16": "none
             "8bit": "int8", "bitsandbytes": "bnb-4bit", "modelopt_fp4": "nvfp4", "modelopt": "fp8", "autoround": "int4",
             "auto-round": "int4", "compressed-tensors": "int4", "marlin": "int4", "awq_marlin": "awq",
             "gptq_marlin": "gptq", "fbgemm_fp8": "fp8", "ptpc_fp8": "fp8", "fp4": "nvfp4"}  # fmt: skip
+# A bare 4-bit name tells no group size, nor what of a mixture or hybrid stays wide: at most all but the experts.
+_GROUPS_OF_32_BITS = {"awq": 4.66, "gptq": 4.66, "int4": 4.66, "w4a16": 4.66, "nvfp4": 4.5, "mxfp4": 4.25}
+_WIDE_AT_MOST = {"attention": 1.0, "shared": 1.0, "state": 1.0}
 _REPLICATED = ("router", "other")
 _WIDE_ALWAYS = ("embedding", "head", "router", "vision", "other")
 _PART_PATTERNS = {
@@ -161,17 +164,23 @@ def weights_of(
     scheme = canonical_quant(quant) if quant else quant_of(geometry.quantization)
     parts = part_bytes(geometry, counted, scheme, known_parameters, vision_parameters)
     whole = float(sum(parts.values()))
+    most = whole
+    if scheme in _GROUPS_OF_32_BITS and not geometry.quantization and (geometry.hybrid or counted.experts):
+        bits = _GROUPS_OF_32_BITS[scheme]
+        loose = part_bytes(geometry, counted, scheme, known_parameters, vision_parameters, _WIDE_AT_MOST, bits)
+        most = max(whole, float(sum(loose.values())))
     kind, spread = Kind.ESTIMATED, 0.04
     if known_parameters:
         spread = 0.01 if scheme == "none" else 0.03
     if exact_bytes is not None:
         parts = {part: size * exact_bytes / whole for part, size in parts.items()}
         whole, kind, spread = float(exact_bytes), Kind.EXACT, 0.0
+        most = whole
     per_gpu = _busiest(geometry, parts, tp, pp)
     split = tp * pp > 1
     return Weights(
-        per_gpu=_spread(per_gpu / GIB, Kind.ESTIMATED if split else kind, spread + (0.01 if split else 0.0)),
-        whole=_spread(whole / GIB, kind, spread),
+        per_gpu=_spread(per_gpu / GIB, Kind.ESTIMATED if split else kind, spread + 0.01 * split, most / whole),
+        whole=_spread(whole / GIB, kind, spread, most / whole),
         quant=scheme,
         parameters=known_parameters or counted.total,
     )
@@ -183,8 +192,10 @@ def part_bytes(
     scheme: str,
     known_parameters: int | None,
     vision_parameters: int | None,
+    wide_shares: Mapping[str, float] | None = None,
+    bits: float | None = None,
 ) -> dict[str, float]:
-    """Bytes of each part of the whole model under a quantisation scheme."""
+    """Bytes of each part of the whole model under a quantisation scheme; the last two instead of what is usual."""
     counts = {part: float(getattr(counted, part)) for part in PARTS}
     if vision_parameters is not None:
         counts["vision"] = float(vision_parameters)
@@ -198,7 +209,8 @@ def part_bytes(
         shares = dict(_MIXED_SHARES)  # as the published nvfp4 checkpoints of hybrids are
     if scheme == "mxfp4":
         shares = {**shares, "attention": 1.0}
-    narrow = QUANT_BITS[scheme] / 8 if scheme != "none" else wide
+    shares = dict(wide_shares) if wide_shares is not None else shares
+    narrow = (bits or QUANT_BITS[scheme]) / 8 if scheme != "none" else wide
     sizes: dict[str, float] = {}
     for part, number in counts.items():
         share = 1.0 if part in _WIDE_ALWAYS else shares.get(part, 0.0)
@@ -246,5 +258,5 @@ def _busiest(geometry: ModelGeometry, parts: Mapping[str, float], tp: int, pp: i
     return (layered * longest / count + edge) / tp + copied * longest / count
 
 
-def _spread(gib: float, kind: Kind, share: float) -> Figure:
-    return Figure(gib, kind, gib * (1 - share), gib * (1 + share))
+def _spread(gib: float, kind: Kind, share: float, most: float = 1.0) -> Figure:
+    return Figure(gib, kind, gib * (1 - share), gib * most * (1 + share))

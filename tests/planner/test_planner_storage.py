@@ -132,3 +132,14 @@ def test_the_video_0_11_profiles_is_said() -> None:
         for version, more in (("0.11.0", wish), ("0.20.2", wish), ("0.11.0", {**wish, "text_only": True}))
     ]
     assert said == [True, False, False]
+
+
+def test_what_a_bare_4_bit_name_leaves_open_is_in_the_range() -> None:
+    entry = find("Qwen/Qwen3.5-35B-A3B")
+    assert entry is not None
+    subject = Subject(_geometry("Qwen/Qwen3.5-35B-A3B"), entry.parameters, entry.vision_parameters)
+    plan = make_plan(subject, card_of_memory(48.0), Wish(quant="awq"), behaviour_of("0.17.1"), compare=False)
+    figure = plan.weights.per_gpu
+    assert figure.lowest < figure.value < 22.05 < figure.highest  # 22.05 GiB: a public log of such a checkpoint
+    dense = _plan("Qwen/Qwen2.5-32B-Instruct", HOPPER, quant="awq").weights.per_gpu
+    assert dense.highest == pytest.approx(dense.value * 1.03)
