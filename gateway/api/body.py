@@ -11,6 +11,7 @@ from typing import Any
 import orjson
 
 from gateway.api.growing import GrowingBodies
+from gateway.api.numbers import has_large_integer
 from gateway.exceptions import BadRequest
 
 # Deeper nesting is taken for an attack. It is where orjson stops encoding; real tool schemas stay below 30.
@@ -27,12 +28,12 @@ _bodies = GrowingBodies(96 << 20)
 
 
 class LenientObject(dict[str, Any]):
-    """A document that only Python's ``json`` could read, so that only it can write it again."""
+    """A document that only Python's ``json`` could read truly, so that only it can write it again."""
 
 
 def parse_object(body: bytes, content_type: str | None) -> dict[str, Any]:
     """The JSON object in ``body``, with what Python's ``json`` (so vLLM) takes beyond the standard: NaN, lone
-    surrogates; the last of equal keys wins. Integers beyond 64 bits may come as floats. Raises ``BadRequest``.
+    surrogates, integers beyond 64 bits; the last of equal keys wins. Raises ``BadRequest``.
 
     What is in the object may be shared with the objects of other bodies: nothing of it may be changed.
     """
@@ -116,6 +117,8 @@ def _parse(body: bytes) -> Any:
     try:
         document = orjson.loads(body)
     except orjson.JSONDecodeError:
+        return _parse_leniently(body)
+    if has_large_integer(body):
         return _parse_leniently(body)
     if len(body) > _LEAST_DEEP_BYTES:
         try:

@@ -18,6 +18,8 @@ from typing import Any
 
 import orjson
 
+from gateway.api.numbers import has_large_integer
+
 # Smaller bodies are parsed whole in 20 µs, and larger ones would take all the room.
 LEAST_BYTES = 8_000
 MOST_BYTES = 8_000_000
@@ -164,8 +166,9 @@ def _begins(body: bytes, pieces: tuple[bytes, ...]) -> bool:
 
 def _around(head: bytes, tail: bytes, field: str) -> dict[str, Any]:
     """The body with one value in place of the messages. Raises if that is not where they stand."""
-    document = orjson.loads(head + _STAND_IN_JSON + tail)
-    if document[field] != [_STAND_IN]:
+    raw = head + _STAND_IN_JSON + tail
+    document = orjson.loads(raw)
+    if document[field] != [_STAND_IN] or has_large_integer(raw):
         raise ValueError(field)
     orjson.dumps(document)  # raises TypeError for nesting too deep
     if not isinstance(document, dict):
@@ -177,8 +180,8 @@ def _values(text: memoryview) -> list[Any]:
     """The values of an array's inside, at least one."""
     array = b"".join((b"[", text, b"]"))
     values: list[Any] = orjson.loads(array)
-    if not values:
-        raise ValueError("a value is missing")
+    if not values or has_large_integer(array):
+        raise ValueError("a value is missing, or one is not read truly")
     if array.count(b"[") + array.count(b"{") > _NEVER_DEEP:
         orjson.dumps([values])  # as deep as they stand in the body; raises TypeError where that is too deep
     return values

@@ -37,9 +37,11 @@ def upstream_body(ask: Ask, offer: Offer) -> bytes:
 
 def with_model(ask: Ask, model: str) -> Ask:
     """``ask`` for another model."""
-    return replace(
-        ask, model=model, body=_encoded(ask, {"model": model}), document=_changed(ask.document, {"model": model})
-    )
+    change = {"model": model}
+    document = _changed(ask.document, change)
+    if isinstance(ask.document, LenientObject):
+        document = LenientObject(document)
+    return replace(ask, model=model, body=_encoded(ask, change), document=document)
 
 
 def _changes(ask: Ask, offer: Offer) -> dict[str, Any]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import json
 import random
 from pathlib import Path
 from typing import Any
@@ -12,6 +13,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from tokens_helpers import LLAMA_TEMPLATE, llama_like
 
+from gateway.api import chat
 from gateway.tokens.errors import CannotCount
 from gateway.tokens.local import LocalCounter, TemplateOptions, load
 from gateway.tokens.template import ChatTemplate
@@ -202,3 +204,12 @@ def test_a_resumed_template_renders_what_it_renders_whole(body: str) -> None:
             text = session.marks.before + "".join(chunks) + "".join(session.pieces[session.at[-1] :])
         known = session.marks if session.entered else None
         assert text == template.render(messages, tools, variables, {"bos_token": "<s>"})
+
+
+def test_numbers_beyond_64_bits_are_counted_with_all_their_digits(qwen: LocalCounter, plain: LocalCounter) -> None:
+    tools = [{**TOOLS[0], "function": {**TOOLS[0]["function"], "parameters": {"maximum": (1 << 256) - 1}}}]
+    body = json.dumps({"model": "m", "messages": [{"role": "user", "content": "hi"}], "tools": tools}).encode()
+    prompt = chat.parse(body, "application/json").prompt
+    assert isinstance(prompt, ChatPrompt)
+    assert str((1 << 256) - 1) in plain.render(prompt, {})
+    assert qwen.count(prompt, {}) == plain.count(prompt, {})
