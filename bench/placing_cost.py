@@ -40,7 +40,7 @@ class Stand:
         loop = asyncio.get_running_loop()
         for number in range(count):
             settings = BackendSettings(url=f"http://10.0.0.{number}:8000")
-            item = WatchedBackend(settings, FleetSettings(), loop.time, lambda: None, self.touch, self.loaded.add)
+            item = WatchedBackend(settings, FleetSettings(), loop.time, lambda: None, self.touch, self.load)
             item.found((ModelCard("m", None, None, WINDOW),), KvCapacity(1, BLOCKS, BLOCK_TOKENS))
             item.ledger.begin_scrape()
             item.ledger.reconcile(0, loop.time())
@@ -49,6 +49,9 @@ class Stand:
 
     def touch(self, name: str, resting: bool) -> None:
         self.touched.add(name)
+
+    def load(self, name: str) -> None:
+        self.loaded.add(name)
 
     def views(self, now_s: float) -> Mapping[str, BackendView]:
         return {name: item.view(now_s) for name, item in self.at.items()}
