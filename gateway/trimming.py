@@ -10,7 +10,7 @@ from dataclasses import dataclass, replace
 from typing import Any, TypeVar
 
 from gateway.api import chat, messages, responses
-from gateway.api.history import by_bytes, dropped_text, history_of, trimmed_body
+from gateway.api.history import MOST_PARTS, by_bytes, dropped_text, history_of, too_many_parts, trimmed_body
 from gateway.config import OverflowSettings
 from gateway.guard.cut import Trimmed, Untrimmable, more_slack, trim, with_notice
 from gateway.guard.draft import rules_of
@@ -18,7 +18,7 @@ from gateway.history import Edit, History, Measure
 from gateway.summary import Summariser
 from gateway.tokens.errors import CannotCount
 from gateway.tokens.service import Counter, ServedModel
-from gateway.types import Ask, Count, CountKind, Dialect, Overflow
+from gateway.types import Ask, ChatPrompt, Count, CountKind, Dialect, Overflow
 
 T = TypeVar("T")
 
@@ -26,6 +26,8 @@ _PARSERS = {Dialect.CHAT: chat.parse, Dialect.RESPONSES: responses.parse, Dialec
 # Sums of messages are a few tokens off; two tries have been enough, whatever the template.
 _TRIES = 5
 _FAR_OFF = 1.1
+# To render each message by itself takes about a millisecond. Of more messages the texts are measured.
+MOST_SHARES = 4_000
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,6 +57,9 @@ class Trimmer:
         its neighbours.
         """
         limit_tokens = overflow.limit_tokens
+        if too_many_parts(ask):
+            more = f"It has more than {MOST_PARTS} messages and parts of messages, which are too many to trim."
+            return Untrimmable(count.tokens, more)
         found = await self.history(ask, model, count)
         if found is None:
             return Untrimmable(count.tokens, "Trimming is for conversations; this request holds none.")
@@ -80,7 +85,7 @@ class Trimmer:
 
     async def history(self, ask: Ask, model: ServedModel, count: Count) -> tuple[History, Measure] | None:
         """The conversation of ``ask`` and the measure to trim it by; ``None`` if it holds none."""
-        shares = await self._counter.message_tokens(ask, model)
+        shares = await self._counter.message_tokens(ask, model) if _has_shares(ask) else None
         local = self._counter.local(model)
         measure = by_bytes if local is None else _safe(local.measure)
         return await self._in_thread(history_of, ask, measure, count.tokens, shares)
@@ -99,6 +104,10 @@ class Trimmer:
         span = dropped_text(ask.document, ask.dialect, history, plan.dropped)
         text = await self._summariser.summary(span, plan.messages_dropped)
         return (plan.edits, False) if text is None else (with_notice(plan.edits, text), True)
+
+
+def _has_shares(ask: Ask) -> bool:
+    return isinstance(ask.prompt, ChatPrompt) and len(ask.prompt.messages) <= MOST_SHARES
 
 
 def _with_body(ask: Ask, body: bytes) -> Ask:

@@ -12,6 +12,7 @@ import pytest
 from pydantic import SecretStr
 
 from gateway.api import chat
+from gateway.api.history import MOST_PARTS
 from gateway.config import CountingSettings, OverflowSettings
 from gateway.guard.cut import Untrimmable
 from gateway.summary import Summariser, request
@@ -97,6 +98,26 @@ async def test_what_is_no_conversation_is_not_trimmed(model_folder: Path) -> Non
     )
     done = await trimmed(model_folder, ask, 200)
     assert isinstance(done, Untrimmable) and "the newest user message takes" in done.reason
+
+
+async def test_a_conversation_of_too_many_messages_is_not_trimmed(model_folder: Path) -> None:
+    messages = [{"role": "user", "content": "a"}, {"role": "assistant", "content": "b"}] * (MOST_PARTS // 2 + 1)
+    ask = chat.parse(json.dumps({"model": "m", "messages": messages}).encode(), "application/json")
+    trimmer = Trimmer(OverflowSettings(), Counter(CountingSettings(), {}, nothing))
+    said = Count(300_000, 300_000, CountKind.EXACT, "backend")
+    done = await trimmer.trim(ask, ServedModel("m", str(model_folder)), said, Overflow(300_000, 100, 1100, 1000))
+    assert isinstance(done, Untrimmable) and f"more than {MOST_PARTS} messages" in done.reason
+    assert done.least_tokens == 300_000
+    trimmer.close()
+
+
+async def test_of_very_many_messages_the_texts_are_measured(
+    model_folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """To render each by itself would take too long; what comes out is counted all the same."""
+    monkeypatch.setattr("gateway.trimming.MOST_SHARES", 20)
+    done = await trimmed(model_folder, ask_of(40), 1500)
+    assert isinstance(done, Shorter) and 500 < done.count.tokens <= 1500
 
 
 async def test_a_summary_stands_for_what_was_dropped(model_folder: Path) -> None:

@@ -45,6 +45,11 @@ _APART = ("tools", "system", "instructions", "documents")
 # Where sums of parts are scaled to the count of the whole, the factor goes in such steps: one that changed a little
 # with every turn would move the cut with every turn. Half a step is left to the correction after counting.
 _FACTOR_STEPS = 20
+# Each takes some 20 µs to look at and to measure, and a thread of its own, in which one conversation waits for another.
+MOST_PARTS = 50_000
+# What is looked at of a conversation's opening, on the event loop.
+_OPENING_MESSAGES = 1_000
+_OPENING_PARTS = 1_000
 _EMPTIED = "[reasoning removed by the gateway]"
 
 
@@ -133,19 +138,45 @@ def dropped_text(document: Mapping[str, Any], dialect: Dialect, history: History
     return "\n\n".join(parts)
 
 
+def too_many_parts(ask: Ask) -> bool:
+    """Whether the conversation has so many messages, or parts of messages, that trimming it would take long."""
+    messages = _messages(ask.document, ask.dialect) or []
+    parts = len(messages)
+    for message in messages:
+        if parts > MOST_PARTS:
+            return True
+        parts += _parts_in(message)
+    return parts > MOST_PARTS
+
+
 def opening_of(ask: Ask) -> tuple[str, str] | None:
     """What stays fixed at the start of a conversation: the system prompt, and the first user message, as text."""
     messages = _messages(ask.document, ask.dialect)
     if messages is None:
         return None
-    system = [_json(ask.document[name]) for name in ("system", "instructions") if ask.document.get(name)]
-    for message in messages:
+    system = [_json(_start(ask.document[name])) for name in ("system", "instructions") if ask.document.get(name)]
+    for message in messages[:_OPENING_MESSAGES]:
         role = message.get("role") if isinstance(message, Mapping) else None
         if role == "user":
-            return "\n".join(system), _json(message.get("content"))
+            return "\n".join(system), _json(_start(message.get("content")))
         if role in ("system", "developer"):
-            system.append(_json(message.get("content")))
+            system.append(_json(_start(message.get("content"))))
     return "\n".join(system), ""
+
+
+def _parts_in(message: Any) -> int:
+    """Parts of a message, those within results of tools, too."""
+    if not isinstance(message, Mapping):
+        return 0
+    lists = [message.get(name) for name in ("content", "output", "summary", "tool_calls")]
+    parts = [part for one in lists if isinstance(one, list) for part in one]
+    inner = [part.get("content") for part in parts if isinstance(part, Mapping)]
+    return len(parts) + sum(len(content) for content in inner if isinstance(content, list))
+
+
+def _start(content: Any) -> Any:
+    """The first parts of a message's content."""
+    return content[:_OPENING_PARTS] if isinstance(content, list) else content
 
 
 def _messages(document: Mapping[str, Any], dialect: Dialect) -> list[Any] | None:
@@ -169,6 +200,7 @@ def _edited(message: Any, here: list[tuple[int, Item]], by_item: Mapping[int, li
     """The message as the edits of its items leave it; ``None`` if nothing is left of it."""
     gone: list[Path] = []
     dropped = 0
+    copy = _Copy(message)
     for index, item in here:
         for edit in by_item.get(index, ()):
             match edit:
@@ -176,42 +208,53 @@ def _edited(message: Any, here: list[tuple[int, Item]], by_item: Mapping[int, li
                     dropped += 1
                     gone += [("content", block) for block in item.blocks or ()]
                 case Shorten(path=path, text=text):
-                    message = _with(message, path, text)
+                    copy.put(path, text)
                 case DropMedia():
                     for media in item.media:
-                        message = _with(message, media.path, _text_part(IMAGE_NOTE, dialect))
+                        copy.put(media.path, _text_part(IMAGE_NOTE, dialect))
                 case DropReasoning():
                     gone += [thought.path for thought in item.reasoning]
     if dropped == len(here) or () in gone:
         return None
-    for path in sorted(gone, key=_last_first):
-        message = _without(message, path)
-    if gone and message.get("content") == []:
-        message = {**message, "content": [_text_part(_EMPTIED, dialect)]}
-    return message
+    copy.remove(gone)
+    if gone and copy.value.get("content") == []:
+        copy.put(("content",), [_text_part(_EMPTIED, dialect)])
+    return copy.value
 
 
-def _last_first(path: Path) -> tuple[int, int]:
-    """Sorts blocks of a list from its end, so that removing one moves no other."""
-    last = path[-1]
-    return (0, -last) if isinstance(last, int) else (1, 0)
+class _Copy:
+    """A copy of a message in which only what changes is copied, and each list once: one may hold 100,000 blocks."""
 
+    def __init__(self, value: Any) -> None:
+        self.value = value
+        self._own: dict[Path, Any] = {}
 
-def _with(value: Any, path: Path, new: Any) -> Any:
-    if not path:
-        return new
-    copy = value.copy()
-    copy[path[0]] = _with(value[path[0]], path[1:], new)
-    return copy
+    def put(self, path: Path, new: Any) -> None:
+        """Put ``new`` into the place of what is at ``path``, which is not empty."""
+        self._container(path[:-1])[path[-1]] = new
 
+    def remove(self, paths: Sequence[Path]) -> None:
+        """Remove what is at ``paths``, which are not empty; they are those of before any removal."""
+        by_parent: dict[Path, set[str | int]] = {}
+        for path in paths:
+            by_parent.setdefault(path[:-1], set()).add(path[-1])
+        for parent, keys in by_parent.items():
+            container = self._container(parent)
+            if isinstance(container, list):
+                container[:] = [part for number, part in enumerate(container) if number not in keys]
+            else:
+                for key in keys:
+                    del container[key]
 
-def _without(value: Any, path: Path) -> Any:
-    copy: Any = value.copy()
-    if len(path) > 1:
-        copy[path[0]] = _without(value[path[0]], path[1:])
-    else:
-        del copy[path[0]]
-    return copy
+    def _container(self, path: Path) -> Any:
+        """The list or object at ``path``, copied if it is still the original's."""
+        if path not in self._own:
+            if path:
+                parent = self._container(path[:-1])
+                self._own[path] = parent[path[-1]] = parent[path[-1]].copy()
+            else:
+                self._own[path] = self.value = self.value.copy()
+        return self._own[path]
 
 
 def _joined(message: Any, text: str, dialect: Dialect) -> Any:

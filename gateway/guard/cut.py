@@ -17,6 +17,8 @@ from gateway.history import Drop, DropMedia, DropReasoning, Edit, History, Measu
 
 # Corrections are rounded up to this share of the limit: one that followed every small error would move the cut.
 _SLACK_STEPS = 64
+# After a cut that did not reach the limit, the next is tried when this share of what is left has come in.
+_WAIT_SHARE = 32
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,11 +61,16 @@ def trim(
     limit = limit_tokens - slack_tokens
     draft = Draft(history, limit, rules, measure)
     cuts = cut_at = 0
+    try_at = 1
+    last = len(history.items)
     for end in draft.outline.points:
         draft.grow(end)
-        if draft.total_tokens > limit and end:
+        if draft.total_tokens > limit and end and (end >= try_at or end == last):
             _cut(draft, limit)
             cuts, cut_at = cuts + 1, end
+            if draft.total_tokens > limit:
+                # That was refused. The next few would be, too; to try each would take the square of their number.
+                try_at = end + len(draft.alive) // _WAIT_SHARE
     if draft.total_tokens > limit:
         return Untrimmable(draft.total_tokens, _reason(history, draft, limit_tokens))
     return _report(history, draft, cuts, cut_at)
@@ -92,8 +99,7 @@ def _cut(draft: Draft, limit: int) -> None:
         if draft.total_tokens <= limit:
             return
     if "middle" in draft.rules.ladder:
-        results = [index for index in range(draft.end) if draft.items[index].role is Role.TOOL]
-        LADDER["middle"](draft, [index for index in results if index not in draft.dropped])
+        LADDER["middle"](draft, [index for index in draft.alive if draft.items[index].role is Role.TOOL])
 
 
 def _report(history: History, draft: Draft, cuts: int, cut_at: int) -> Trimmed:
@@ -117,14 +123,13 @@ def _report(history: History, draft: Draft, cuts: int, cut_at: int) -> Trimmed:
 def _reason(history: History, draft: Draft, limit_tokens: int) -> str:
     """What remains, largest first, in a sentence of one line."""
     items, outline = history.items, draft.outline
-    left = [index for index in range(draft.end) if index not in draft.dropped]
-    asked = outline.asked(draft.end)
-    first, last = (asked[0], asked[-1]) if asked else (None, None)
+    left = draft.alive
+    first, last = outline.asked(draft.end) or (None, None)
     parts = [("the tools and the chat template take", history.overhead_tokens)]
     system = [index for index in left if items[index].role is Role.SYSTEM]
     parts.append(("the system messages take", sum(draft.tokens[index] for index in system)))
     for name, index in (("first", first), ("newest", last)):
-        if index is not None and index in left and (name == "newest" or first != last):
+        if index is not None and index not in draft.dropped and (name == "newest" or first != last):
             pinned = name == "newest" or draft.rules.pin_first_user
             parts.append((f"the {name} user message takes", draft.tokens[index] if pinned else 0))
     seen = {*system, first, last}

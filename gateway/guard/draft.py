@@ -73,11 +73,13 @@ class Draft:
         self.measure = measure
         self.end = 0
         self.dropped: set[int] = set()
+        self._alive: list[int] = []
         self.tokens = [item.tokens for item in self.items]
         self.total_tokens = history.overhead_tokens
         self.low_tokens = self._low(history, limit_tokens)
         self._texts: dict[tuple[int, int], str] = {}
         self._sizes: dict[tuple[int, int], int] = {}
+        self._whole_sizes: dict[tuple[int, int], int] = {}
         self._thoughtless: set[int] = set()
         self._blind: set[int] = set()
         self._note_tokens = max(rules.note_tokens, measure(note(99_999))) + FRAME_TOKENS
@@ -97,12 +99,21 @@ class Draft:
     def grow(self, end: int) -> None:
         """Take in the items up to ``end``."""
         self.total_tokens += sum(self.tokens[self.end : end])
+        self._alive.extend(range(self.end, end))
         self.end = end
 
+    @property
+    def alive(self) -> list[int]:
+        """Items that are not dropped, oldest first. So a cut looks at what is left and not at all that ever was."""
+        if self.dropped and any(index in self.dropped for index in self._alive):
+            self._alive = [index for index in self._alive if index not in self.dropped]
+        return self._alive
+
     def free(self, pinned_turns: int) -> list[int]:
-        """Items that are neither pinned nor dropped, oldest first."""
-        pinned = self.outline.pinned(self.items, self.end, pinned_turns, self.rules.pin_first_user)
-        return [index for index in range(self.end) if index not in pinned and index not in self.dropped]
+        """Items that are neither pinned nor dropped, oldest first. What is pinned pins all of its unit."""
+        alive, unit_of = self.alive, self.outline.unit_of
+        pinned = self.outline.pinned_units(self.items, alive, self.end, pinned_turns, self.rules.pin_first_user)
+        return [index for index in alive if unit_of[index] not in pinned]
 
     def text(self, index: int, number: int) -> str:
         """A text of an item as it is now."""
@@ -130,7 +141,8 @@ class Draft:
     def shorten(self, index: int, number: int, keep_tokens: int) -> None:
         """Cut the middle out of a text, unless that saves nothing. Always from the original: one marker is enough."""
         before = self.size(index, number)
-        text, after = shortened(self.items[index].texts[number].text, keep_tokens, self.measure)
+        whole = self._whole_sizes.setdefault((index, number), before)
+        text, after = shortened(self.items[index].texts[number].text, keep_tokens, self.measure, whole)
         if after < before:
             self._texts[index, number] = text
             self._sizes[index, number] = after

@@ -43,13 +43,13 @@ def images(draft: Draft, free: Sequence[int]) -> None:
 
 def turns(draft: Draft, free: Sequence[int]) -> None:
     """Remove whole messages; a call and all its results are one."""
-    may = set(free)
-    for unit in draft.outline.units:
+    outline = draft.outline
+    for number in dict.fromkeys(outline.unit_of[index] for index in free):
         if draft.is_low:
             return
-        inside = [index for index in unit if index < draft.end]
-        if inside and may.issuperset(inside):
-            draft.drop(inside)
+        unit = outline.units[number]
+        if unit[-1] < draft.end:  # else a result is still to come, and would be left without its call
+            draft.drop(unit)
 
 
 def middle(draft: Draft, free: Sequence[int]) -> None:

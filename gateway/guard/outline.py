@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from bisect import bisect_left
+from collections.abc import Iterable
+
 from gateway.history import Item, Role
 
 
@@ -14,12 +17,13 @@ class Outline:
     the same id.
     """
 
-    __slots__ = ("inputs_from", "points", "turn_of", "typed", "unit_of", "units", "users")
+    __slots__ = ("inputs_from", "points", "turn_of", "turns_from", "typed", "unit_of", "units", "users")
 
     def __init__(self, items: tuple[Item, ...]) -> None:
         self.units: list[list[int]] = []
         self.unit_of: list[int] = []
         self.turn_of: list[int] = []
+        self.turns_from: list[int] = [0]  # by turn: its first item
         self.inputs_from: list[int] = []  # by item: the first input after the latest run up to and with it
         self.points: list[int] = []  # ends of the prefixes that were requests of their own
         self.users: list[int] = []
@@ -33,6 +37,7 @@ class Outline:
                     if index:
                         self.points.append(index)
                     run, turn = self._unit(), turn + 1
+                    self.turns_from.append(index)
                 unit, inputs_from = run, index + 1
                 callers |= dict.fromkeys(item.calls, run)
             elif item.role is Role.TOOL and run >= 0:
@@ -53,24 +58,30 @@ class Outline:
         self.units.append([])
         return len(self.units) - 1
 
-    def asked(self, end: int) -> list[int]:
-        """The user's messages of ``items[:end]``: those a person typed, or any, if there are none."""
-        return [index for index in self.typed if index < end] or [index for index in self.users if index < end]
+    def asked(self, end: int) -> tuple[int, int] | None:
+        """The user's first and latest message of ``items[:end]``: of those a person typed, or any, if there are none."""
+        for users in (self.typed, self.users):
+            number = bisect_left(users, end)
+            if number:
+                return users[0], users[number - 1]
+        return None
 
-    def pinned(self, items: tuple[Item, ...], end: int, turns: int, first_user: bool) -> set[int]:
-        """What must stay of ``items[:end]`` whole: system messages; the latest typed user message; the first, if
-        ``first_user``; what came in since the last answer; the newest ``turns`` turns; and all of a unit, if any of it.
+    def pinned_units(
+        self, items: tuple[Item, ...], alive: Iterable[int], end: int, turns: int, first_user: bool
+    ) -> set[int]:
+        """The units of which something must stay of ``items[:end]``, of which ``alive`` are not dropped: system
+        messages; the latest typed user message; the first, if ``first_user``; what came in since the last answer; the
+        newest ``turns`` turns.
         """
-        users = self.asked(end)
-        kept = {users[-1]} if users else set()
-        if first_user:
-            kept |= set(users[:1])
+        asked = self.asked(end)
+        kept = {self.unit_of[asked[1]]} if asked else set()
+        if asked and first_user:
+            kept.add(self.unit_of[asked[0]])
         since = self.inputs_from[end - 1]
+        turn = self.turn_of[end - 1]
         if since == end:  # it ends with the assistant, whose message is to be continued
-            since = next(index for index in range(end) if self.turn_of[index] == self.turn_of[end - 1])
-        oldest_turn = self.turn_of[end - 1] - turns + 1
-        for index in range(end):
-            newest = index >= since or (turns > 0 and self.turn_of[index] >= oldest_turn)
-            if newest or items[index].role is Role.SYSTEM:
-                kept.add(index)
-        return {index for one in kept for index in self.units[self.unit_of[one]] if index < end}
+            since = self.turns_from[turn]
+        if turns > 0:
+            since = min(since, self.turns_from[max(0, turn - turns + 1)])
+        kept |= {self.unit_of[index] for index in alive if index >= since or items[index].role is Role.SYSTEM}
+        return kept

@@ -14,13 +14,14 @@ def marker(tokens: int) -> str:
     return f"[… {tokens} tokens removed by the gateway …]"
 
 
-def shortened(text: str, keep_tokens: int, measure: Measure) -> tuple[str, int]:
+def shortened(text: str, keep_tokens: int, measure: Measure, total_tokens: int | None = None) -> tuple[str, int]:
     """``text`` with its middle cut out, and its tokens: at most ``keep_tokens``, unless the marker alone takes more.
+    ``total_tokens``: what ``measure`` says of ``text``, if that is known.
 
     What is short enough is left as it is. Cuts at the ends of lines where there are any nearby. The same arguments give
     the same text.
     """
-    total = measure(text)
+    total = measure(text) if total_tokens is None else total_tokens
     if total <= keep_tokens:
         return text, total
     room = keep_tokens - measure(marker(total)) - 2

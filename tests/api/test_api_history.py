@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import json
+import time
 from typing import Any
 
 import pytest
@@ -11,7 +12,16 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from gateway.api import chat, messages, responses
-from gateway.api.history import apply, by_bytes, dropped_text, history_of, opening_of, trimmed_body
+from gateway.api.history import (
+    MOST_PARTS,
+    apply,
+    by_bytes,
+    dropped_text,
+    history_of,
+    opening_of,
+    too_many_parts,
+    trimmed_body,
+)
 from gateway.exceptions import BadRequest
 from gateway.guard.cut import Trimmed, trim
 from gateway.guard.draft import Rules
@@ -287,3 +297,54 @@ def test_whatever_is_sent_can_be_trimmed_or_not_but_never_fails(
     if isinstance(done, Trimmed):
         trimmed_body(ask, history, done.edits)
         dropped_text(ask.document, dialect, history, done.dropped)
+
+
+def test_a_message_of_many_blocks_is_edited_in_one_go() -> None:
+    """Copying the list for each of its 60,000 blocks would take minutes."""
+    said = [{"type": "text", "text": f"words {number}"} for number in range(30_000)]
+    thoughts = [{"type": "thinking", "thinking": "hm", "signature": "s"} for _ in range(30_000)]
+    mixed = [block for pair in zip(said, thoughts, strict=True) for block in pair]
+    results = [{"type": "tool_result", "tool_use_id": str(number), "content": "r"} for number in range(30_000)]
+    pictures = [{"type": "image", "source": {}} for _ in range(30_000)]
+    ask = ask_of(
+        Dialect.MESSAGES,
+        [
+            {"role": "user", "content": pictures},
+            {"role": "assistant", "content": mixed},
+            {"role": "user", "content": [*results, {"type": "text", "text": "go on"}]},
+        ],
+    )
+    shorter = [Shorten(1, ("content", 2 * number, "text"), "w") for number in range(30_000)]
+    began_s = time.process_time()
+    first, second, third = edited(ask, DropMedia(0), DropReasoning(1), *shorter, Drop(2))
+    assert time.process_time() - began_s < 20
+    assert first["content"] == [{"type": "text", "text": IMAGE_NOTE}] * 30_000
+    assert second["content"] == [{"type": "text", "text": "w"}] * 30_000
+    assert third["content"] == [{"type": "text", "text": "go on"}]
+
+
+@pytest.mark.parametrize(
+    "conversation",
+    [
+        [{"role": "user", "content": "a"}] * (MOST_PARTS + 1),
+        [{"role": "user", "content": [{"type": "text", "text": "a"}] * (MOST_PARTS // 2)}] * 2,
+        [
+            {
+                "role": "user",
+                "content": [
+                    {"type": "tool_result", "tool_use_id": "c", "content": [{"type": "text", "text": "a"}] * MOST_PARTS}
+                ],
+            }
+        ],
+    ],
+    ids=["messages", "parts", "parts of results"],
+)
+def test_more_parts_than_can_be_looked_at_in_time_are_told(conversation: Any) -> None:
+    assert too_many_parts(ask_of(Dialect.MESSAGES, conversation))
+    assert not too_many_parts(ask_of(Dialect.MESSAGES, conversation[:1] if len(conversation) > 2 else []))
+
+
+def test_of_an_endless_opening_only_its_start_is_looked_at() -> None:
+    rules = [{"role": "system", "content": [{"type": "text", "text": f"rule {number}"}]} for number in range(50_000)]
+    opening = opening_of(ask_of(Dialect.CHAT, [*rules, {"role": "user", "content": "go"}]))
+    assert opening is not None and len(opening[0]) < 100_000

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from dataclasses import replace
 
 import pytest
@@ -234,3 +235,30 @@ def test_shortening_keeps_both_ends_and_whole_lines_where_it_can() -> None:
 
 def test_a_marker_alone_is_left_if_there_is_room_for_nothing_else() -> None:
     assert shortened(text(100), 3, measure) == (marker(100), measure(marker(100)))
+
+
+def test_a_result_that_comes_late_does_not_lose_its_call() -> None:
+    """The call is old enough to go when its result, sent after later turns, is not there yet."""
+    later = [each for _ in range(6) for each in (answer(30), user(10))]
+    full = history(user(), call(30, "slow"), *later, result(30, "slow"), *later)
+    for limit in range(160, full.tokens, 40):
+        gone = set(trimmed(full, limit).dropped)
+        assert {1, 14} <= gone or not gone & {1, 14}
+
+
+@pytest.mark.parametrize("kind", ["turns", "calls", "late results", "system messages"])
+def test_a_trim_takes_time_in_proportion_to_the_history(kind: str) -> None:
+    """Thousands of cuts, done or tried in vain. What looks at all items at each cut takes half an hour for this."""
+    items: list[Item] = [user()]
+    for number in range(15_000):
+        items += {
+            "turns": (answer(3), user(3)),
+            "calls": (call(3, f"c{number}"), result(60, f"c{number}")),
+            "late results": (call(3, f"c{number}"), result(3, "c0")),
+            "system messages": (answer(3), system(3)),
+        }[kind]
+    full = history(*items)
+    began_s = time.process_time()
+    done = trim(full, 250, RULES, measure)
+    assert time.process_time() - began_s < 30
+    assert isinstance(done, Trimmed) == (kind in ("turns", "calls"))

@@ -113,7 +113,8 @@ def texts_of(value: Any) -> list[str]:
 def least_tokens(full: History, rules: Rules) -> int:
     """What no trimming may remove, results of tools at their shortest, and a note."""
     outline, end = Outline(full.items), len(full.items)
-    kept = outline.pinned(full.items, end, 0, rules.pin_first_user)
+    units = outline.pinned_units(full.items, range(end), end, 0, rules.pin_first_user)
+    kept = [index for index in range(end) if outline.unit_of[index] in units]
     total = full.overhead_tokens + measure(note(99_999)) + FRAME_TOKENS
     for index in kept:
         item = full.items[index]
