@@ -20,7 +20,7 @@ from gateway.fleet.fleet import Backend
 from gateway.fleet.ledger import Ledger
 from gateway.relay.gate import Gate, Lease
 from gateway.routing.placer import Placer
-from gateway.types import BackendView, Decision, Health, Need, Offer
+from gateway.types import BackendView, Decision, Health, Need, Offer, Wish
 
 BLOCKS = 100  # of 16 tokens; a request of FULL tokens fills them all
 FULL = BLOCKS * 16
@@ -420,19 +420,23 @@ def test_nothing_is_left_after_any_interleaving(data: st.DataObject) -> None:
         done = asyncio.Event()
 
         async def use(names: list[str], tokens: int, excluded: frozenset[str], pauses: int) -> None:
+            wish = Wish(rank=tokens % 3, flow=str(pauses), session=str(tokens % 5), chain=((tokens % 7, tokens),))
             with contextlib.suppress(Busy, NoBackend, ContextOverflow):
-                lease = await gate.enter(offers(*names), tokens, 1, 7, excluded)
+                lease = await gate.enter(offers(*names), tokens, 1, 7, excluded, "m", wish)
                 try:
                     for _ in range(pauses):
                         lease.first_byte()
                         lease.grow(9)
                         await asyncio.sleep(0)
                     await done.wait()
+                    lease.finished(9 * pauses, tokens // 2)
                 finally:
                     lease.release()
 
         for _ in range(data.draw(st.integers(1, 25))):
-            step = data.draw(st.sampled_from(["arrive", "arrive", "cancel", "health", "turn", "wake"]))
+            step = data.draw(
+                st.sampled_from(["arrive", "arrive", "cancel", "health", "turn", "wake", "scrape", "restart"])
+            )
             if step == "arrive":
                 names = data.draw(st.lists(st.sampled_from("ab"), min_size=1, max_size=2, unique=True))
                 excluded = frozenset(data.draw(st.sets(st.sampled_from("ab"), max_size=1)))
@@ -446,6 +450,16 @@ def test_nothing_is_left_after_any_interleaving(data: st.DataObject) -> None:
                 gate.wake()
             elif step == "wake":
                 gate.wake()
+            elif step == "scrape":
+                for place in places.at.values():
+                    place.ledger.begin_scrape()
+                    place.ledger.reconcile(place.ledger.used_blocks, 0.0)
+            elif step == "restart":
+                ledger = places.at[data.draw(st.sampled_from("ab"))].ledger
+                assert ledger.capacity is not None
+                ledger.set_capacity(KvCapacity(1, 2 * BLOCKS - ledger.capacity.engine_blocks + 1, 16))
+                ledger.begin_scrape()
+                ledger.reconcile(ledger.used_blocks, 0.0)
             else:
                 await turns(data.draw(st.integers(1, 4)))
             for place in places.at.values():
@@ -456,6 +470,9 @@ def test_nothing_is_left_after_any_interleaving(data: st.DataObject) -> None:
         gate.wake()
         async with asyncio.timeout(5):
             await asyncio.gather(*tasks, return_exceptions=True)
+        for place in places.at.values():
+            place.ledger.begin_scrape()
+            place.ledger.reconcile(0, 0.0)
         assert_clean(gate, places)
 
     asyncio.run(scenario())
