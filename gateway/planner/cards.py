@@ -15,6 +15,9 @@ from importlib import resources
 
 from gateway.planner.errors import UnknownCard
 
+# The CPU backend keeps a hybrid's states wider where the processor has AVX-512 BF16.
+CPU_PLAIN, CPU_WITH_BF16 = "cpu", "cpu avx512_bf16"
+
 
 @dataclass(frozen=True, slots=True)
 class Card:
@@ -35,6 +38,10 @@ class Card:
     measured: bool = False
     seen: bool = False
     checked: str = ""
+
+    @property
+    def is_cpu(self) -> bool:
+        return self.capability in (CPU_PLAIN, CPU_WITH_BF16)
 
     @property
     def sm(self) -> int | None:

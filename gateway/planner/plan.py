@@ -7,7 +7,7 @@ from dataclasses import dataclass, field, replace
 
 from gateway.planner import pool as pools
 from gateway.planner.architectures import known as known_architectures
-from gateway.planner.cards import Card
+from gateway.planner.cards import CPU_WITH_BF16, Card
 from gateway.planner.cautions import cautions
 from gateway.planner.checks import check_flags
 from gateway.planner.deepseek_v4 import build_v4_pool
@@ -255,12 +255,12 @@ def plan_pool(
     drafted = speculation.tokens if speculation else 0
     added = speculation.layers(geometry, subject.draft) if speculation else ()
     own = geometry.layers
-    if card.capability == "cpu":
-        # The CPU backend resets recurrent states to float32 (vLLM 0.32 platforms/cpu.py).
+    if card.capability == CPU_WITH_BF16:
+        # There the CPU backend resets recurrent states to float32 (vLLM 0.32 platforms/cpu.py).
         own = tuple(replace(one, state=replace(one.state, ssm_bytes=4)) if one.state else one for one in own)
     batches = behaviour.concurrent_batches + (wish.pp - 1 if behaviour.concurrent_batches > 1 else 0)
     drafts_without_cache = speculation is not None and not speculation.has_cache
-    if behaviour.concurrent_batches > 1 and (drafts_without_cache or card.capability == "cpu"):
+    if behaviour.concurrent_batches > 1 and (drafts_without_cache or card.is_cpu):
         batches = wish.pp  # async scheduling is off with n-gram drafting and on the CPU backend
     hybrid_manager = wish.hybrid_manager
     if hybrid_manager is None:
@@ -281,7 +281,7 @@ def plan_pool(
         chunk_tokens=first_int(geometry.config, "mamba_chunk_size", "chunk_size") or 256,
         hybrid_manager=hybrid_manager and behaviour.version[:2] >= (0, 9),
         encoder_tokens=geometry.encoder_tokens,
-        align_tokens=32 if card.capability == "cpu" else 16,
+        align_tokens=32 if card.is_cpu else 16,
     )
     if is_deepseek_v4(geometry.config):
         mtp = max(geometry.mtp_layers, 1) if added else 0
@@ -301,7 +301,7 @@ def plan_pool(
 
 def default_block_tokens(geometry: ModelGeometry, card: Card) -> int:
     """Tokens of a block when ``--block-size`` is not given: the attention backend's preference."""
-    if card.capability == "cpu":
+    if card.is_cpu:
         return 16 if geometry.uses_mla else 128
     if is_sparse_mla(geometry) or (geometry.uses_mla and card.sm in (90, 100, 103)):
         return 64
