@@ -92,7 +92,7 @@ def facts(found: Startup) -> dict[str, object]:
 def kv_tokens(found: Startup) -> int | None:
     """KV size in tokens: stated, or from blocks of 16 for V0, or from the concurrency line."""
     if found.max_concurrency is not None and found.max_model_len and found.kv_tokens is not None:
-        # Hybrids before 0.20 logged a token count that disagrees with the concurrency; the latter is right.
+        # Hybrids up to 0.20.0 logged a token count that disagrees with the concurrency; the latter is right.
         from_concurrency = found.max_concurrency * found.max_model_len
         if from_concurrency > found.kv_tokens * 1.05:
             return int(from_concurrency)
