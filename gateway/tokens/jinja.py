@@ -6,6 +6,7 @@ it format?). For plain dicts, strings, namespaces and loops the answer is known 
 
 from __future__ import annotations
 
+import re
 from types import BuiltinMethodType
 from typing import Any
 
@@ -13,6 +14,7 @@ import jinja2.sandbox
 from jinja2.runtime import LoopContext
 from jinja2.utils import Namespace
 
+from gateway.tokens.resume import END, MARK
 from gateway.tokens.session import TailLoop, loop_context
 
 _DICT_ATTRIBUTES = frozenset(dir(dict))
@@ -50,6 +52,7 @@ _LOOP_ATTRIBUTES = frozenset(
     {"depth", "depth0", "first", "index", "index0", "last", "length", "nextitem", "previtem", "revindex", "revindex0"}
 )
 _NONE: frozenset[str] = frozenset()
+_ABSENT = object()
 _SAFE: dict[type, frozenset[str]] = {
     LoopContext: _LOOP_ATTRIBUTES,
     TailLoop: _LOOP_ATTRIBUTES,
@@ -57,6 +60,13 @@ _SAFE: dict[type, frozenset[str]] = {
 }
 # ``join`` runs through what it is given, which might end with StopIteration: the sandbox has a rule for that.
 _DIRECT_CALLS: dict[type, frozenset[str]] = {str: _STRING_METHODS - {"join"}, dict: _DICT_METHODS}
+
+
+# ``resume`` puts these calls into the template, once a message: the sandbox has nothing to check about them.
+_OUR_CALL = re.compile(
+    rf"environment\.call\(context, \(undefined\(name='(?:{MARK}|{END})'\) if (\w+) is missing else \1\)"
+    r"(?:, _loop_vars=_loop_vars)?\)"
+)
 
 
 class Environment(jinja2.sandbox.ImmutableSandboxedEnvironment):  # type: ignore[misc]
@@ -67,17 +77,16 @@ class Environment(jinja2.sandbox.ImmutableSandboxedEnvironment):  # type: ignore
     def _generate(self, source: Any, *args: Any, **kwargs: Any) -> str:
         """The template as Python source, with a ``loop`` of ours."""
         code: str = super()._generate(source, *args, **kwargs)
-        return code.replace(" in LoopContext(", " in environment.loop_context(")
+        code = code.replace(" in LoopContext(", " in environment.loop_context(")
+        return _OUR_CALL.sub(r"\1()", code)
 
     def getattr(self, obj: Any, attribute: str) -> Any:
         """Same answer as the sandbox's: it, too, takes the item where a dict has no such attribute."""
         kind = type(obj)
         if kind is dict:
             if attribute not in _DICT_ATTRIBUTES:
-                try:
-                    return obj[attribute]
-                except KeyError:
-                    return self.undefined(obj=obj, name=attribute)
+                found = obj.get(attribute, _ABSENT)
+                return found if found is not _ABSENT else self.undefined(obj=obj, name=attribute)
             if attribute in _DICT_METHODS:
                 return getattr(obj, attribute)
         elif attribute in _SAFE.get(kind, _NONE):

@@ -50,7 +50,7 @@ def conversation(messages: Sequence[Any], content_format: ContentFormat) -> list
     if not messages:
         raise CannotCount("there are no messages", refused=True)
     if content_format == "string":
-        messages = [placeholders_first(message) for message in messages]
+        messages = [message if _is_plain(message) else placeholders_first(message) for message in messages]
     return [_message(message, content_format) for message in messages]
 
 
@@ -96,6 +96,11 @@ def _flag(value: Any) -> bool | None:
     if word in (0, "0", "false", "f", "no", "n", "off"):
         return False
     raise CannotCount(f"not a boolean: {value!r}", refused=True)
+
+
+def _is_plain(message: Any) -> bool:
+    """Whether the message is, as almost always, one whose content has no parts."""
+    return type(message) is dict and type(message.get("content")) is not list
 
 
 def _message(message: Any, content_format: ContentFormat) -> Message:
@@ -216,7 +221,7 @@ def _flat_tool_result(content: Any) -> Any:
 def _tool_call(call: Any) -> dict[str, Any]:
     """One past tool call: pydantic's key order (id, function, type, others), arguments as an object."""
     function = call.get("function") if type(call) is dict or isinstance(call, Mapping) else None
-    if not isinstance(function, dict | Mapping) or call.get("type", "function") != "function":
+    if not (type(function) is dict or isinstance(function, Mapping)) or call.get("type", "function") != "function":
         raise CannotCount("past tool calls must be of type function", refused=True)
     called = _ordered(function, ("arguments", "name"))
     called["arguments"] = _arguments(function.get("arguments"))

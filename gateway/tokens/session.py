@@ -105,7 +105,7 @@ class Session:
         if self.entered:
             self._close()
             self.at.append(len(self.pieces))
-            self._states.append(_states(self._namespaces))
+            self._states.append(_states(self._namespaces) if self._namespaces else ())
 
     def end(self) -> None:
         """The loop has ended."""
@@ -117,14 +117,20 @@ class Session:
     def read(self, index: int) -> None:
         """An element of a list of messages was read."""
         if self._inside:
-            self._reach = max(self._reach, index + 1 if index >= 0 else NEVER)
+            need = index + 1 if index >= 0 else NEVER
+            if need > self._reach:
+                self._reach = need
 
     def _close(self) -> None:
         """The message before this point is rendered: note how many messages its text hangs on."""
         done = len(self._states)
         if done > len(self._needs):
-            need = max(self._reach, done + self._plan.lookahead)
-            self._needs.append(max(need, self._needs[-1]) if self._needs else need)
+            need = done + self._plan.lookahead
+            if self._reach > need:
+                need = self._reach
+            if self._needs and self._needs[-1] > need:
+                need = self._needs[-1]
+            self._needs.append(need)
         self._reach = 0
 
     def _first_to_render(self) -> int:
