@@ -23,12 +23,10 @@ from gateway.api.numbers import has_large_integer
 # Smaller bodies are parsed whole in 20 µs, and larger ones would take all the room.
 LEAST_BYTES = 8_000
 MOST_BYTES = 8_000_000
-# What is remembered: its bytes, and the objects parsed from it.
+# What is remembered: its bytes, and the objects parsed from it, messages and all other fields.
 _BYTES_PER_BYTE = 3
 _MOST_BODIES = 256
 _PROBE_BYTES = 32
-# So few brackets cannot nest deeper than orjson writes (254 levels).
-_NEVER_DEEP = 250
 
 # Fields that may follow the messages. Within a JSON string quotes are escaped, so this is found in no text.
 _TAIL = re.compile(
@@ -104,14 +102,18 @@ class GrowingBodies:
                 self._forget(number)
             self._number += 1
             self._seen[self._number] = seen
-            self.kept_bytes += _BYTES_PER_BYTE * seen.end
+            self.kept_bytes += _weight(seen)
             while self._seen and (self.kept_bytes > self.limit_bytes or len(self._seen) > _MOST_BODIES):
                 self._forget(next(iter(self._seen)))
 
     def _forget(self, number: int) -> None:
         seen = self._seen.pop(number, None)
         if seen is not None:
-            self.kept_bytes -= _BYTES_PER_BYTE * seen.end
+            self.kept_bytes -= _weight(seen)
+
+
+def _weight(seen: _Seen) -> int:
+    return _BYTES_PER_BYTE * (seen.end + len(seen.tail))
 
 
 def _first(body: bytes) -> _Seen | None:
@@ -182,6 +184,5 @@ def _values(text: memoryview) -> list[Any]:
     values: list[Any] = orjson.loads(array)
     if not values or has_large_integer(array):
         raise ValueError("a value is missing, or one is not read truly")
-    if array.count(b"[") + array.count(b"{") > _NEVER_DEEP:
-        orjson.dumps([values])  # as deep as they stand in the body; raises TypeError where that is too deep
+    orjson.dumps([values])  # as deep as they stand in the body; raises TypeError where that is too deep
     return values

@@ -27,8 +27,8 @@ from gateway.tokens.template import ChatTemplate
 
 # Conversations that begin alike (the same system prompt and first question) and were told apart later.
 _BRANCHES = 4
-_MOST_TOOL_SETS = 64
-# Of a message: its bytes, its texts here and in normalised form.
+_plain = json.JSONEncoder(ensure_ascii=False).encode
+# Of a message or a tool: its bytes, its texts here and in normalised form.
 _BYTES_PER_BYTE = 3
 _BYTES_PER_MESSAGE = 1500
 
@@ -108,12 +108,12 @@ class Conversations:
         self._edges = edges
         self._special_tokens = special_tokens
         self._known: Lru[_Key, tuple[_Known, ...]] = Lru(limit_bytes)
-        self._tools: dict[bytes, list[dict[str, Any]]] = {}
+        self._tools: Lru[bytes, list[dict[str, Any]]] = Lru(limit_bytes)
 
     @property
     def kept_bytes(self) -> int:
         """Memory taken, about."""
-        return self._known.weight
+        return self._known.weight + self._tools.weight
 
     def find(self, chat: Chat, only_known: bool = False) -> Found | None:
         """Look ``chat`` up. ``None`` if it cannot be compared with others: it must be rendered whole.
@@ -213,22 +213,20 @@ class Conversations:
         if found.known is not None and found.same < min(len(found.known.sent), len(new.sent)):
             others.insert(0, found.known)  # it went another way: it may go on, too
         branches = (new, *others[: _BRANCHES - 1])
-        weight = sum(
-            _BYTES_PER_BYTE * sum(map(len, each.raw)) + _BYTES_PER_MESSAGE * len(each.raw) for each in branches
-        )
-        self._known.put(found.key, branches, weight)
+        self._known.put(found.key, branches, sum(map(_weight, branches)))
 
     def _lasting(self, chat: Chat) -> list[dict[str, Any]] | None:
         """The tools, as the object that stood for them before."""
         if chat.tools is None:
             return None
         raw = _raw(chat.tools)
+        if b"null" in raw:
+            raw = _plain(chat.tools).encode()
         known = self._tools.get(raw)
         if known is None:
-            if len(self._tools) >= _MOST_TOOL_SETS:
-                self._tools = {}
-            known = self._tools[raw] = chat.tools
-            chat.template.keep_printed(known)
+            known = chat.tools
+            self._tools.put(raw, known, _BYTES_PER_BYTE * len(raw))
+            chat.template.keep_printed(known, len(raw))
         return known
 
 
@@ -238,6 +236,17 @@ def whole(text: str, encoder: Encoder, most_chars: int, add_special_tokens: bool
         raise CannotCount(f"{len(text)} characters are too many to count", refused=True)
     tokens = encoder.count(text, add_special_tokens)
     return Counted(tokens, Chain().then(text, tokens).entries)
+
+
+def _weight(known: _Known) -> int:
+    """Bytes that are taken, about. What stands before the messages (tools) is kept once in ``before``, and in
+    ``entry`` where the loop might read it."""
+    before = len(known.marks.before) + sum(len(text) for _, *texts in known.marks.entry for text in texts if _is(text))
+    return before + _BYTES_PER_BYTE * sum(map(len, known.raw)) + _BYTES_PER_MESSAGE * len(known.raw)
+
+
+def _is(text: Any) -> bool:
+    return type(text) is str
 
 
 def _following(texts: list[str]) -> list[str]:
@@ -250,10 +259,9 @@ def _following(texts: list[str]) -> list[str]:
 
 
 def _raw(value: Any) -> bytes:
-    """``value`` as JSON, byte for byte equal only for equal values. Raises ``TypeError`` or ``ValueError``."""
+    """``value`` as JSON, byte for byte equal only for equal values, NaN and null aside. Raises ``TypeError`` or
+    ``ValueError``."""
     raw: bytes = orjson.dumps(value)
-    if b"null" in raw:  # which stands for NaN as well
-        return json.dumps(value, ensure_ascii=False).encode()
     return raw
 
 
@@ -268,5 +276,7 @@ def _equal(messages: Sequence[Any], raw: list[bytes], known: _Known) -> int:
         while len(raw) <= place:
             raw.append(_raw(messages[len(raw)]))
         if raw[place] != known.raw[place]:
+            return place
+        if b"null" in raw[place] and _plain(messages[place]) != _plain(known.sent[place]):
             return place
     return length

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import jinja2
+import orjson
 
 from gateway.tokens.anthropic import effort_without_thinking, settled, wants_system_first
 from gateway.tokens.clock import LOCAL_CLOCK, BackendClock
@@ -37,8 +38,8 @@ from gateway.types import ChatPrompt, Prompt, TextPrompts, TokenPrompts
 # million characters (about 4 million tokens) a request is estimated, and vLLM refuses it by its number of characters.
 MAX_TEXT_CHARS = 16_000_000
 
-
-MOST_TOOL_LISTS = 64
+# Of tools as they were sent.
+TOOL_LISTS_BYTES = 16 << 20
 # Templates that came with requests (--trust-request-chat-template) are few in practice.
 MOST_GIVEN_TEMPLATES = 16
 
@@ -90,7 +91,7 @@ class LocalCounter:
         self._effort_of_none: str | None = None
         self._given: dict[str, ChatTemplate] = {}
         self._shares: Lru[tuple[bytes, bytes], int] = Lru(CACHE_ENTRIES)
-        self._known_tools: Lru[int, tuple[list[dict[str, Any]], list[dict[str, Any]]]] = Lru(MOST_TOOL_LISTS)
+        self._known_tools: Lru[int, tuple[list[dict[str, Any]], list[dict[str, Any]]]] = Lru(TOOL_LISTS_BYTES)
         self._conversations: Conversations | None = None
         if encoder.edges is not None and history_bytes:
             self._conversations = Conversations(encoder, encoder.edges, special_tokens, history_bytes)
@@ -253,8 +254,12 @@ class LocalCounter:
         if known is not None and known[0] is sent:
             return known[1]
         tools = tools_for_template(sent)
+        try:
+            size_bytes = len(orjson.dumps(sent))
+        except TypeError:  # integers beyond 64 bits
+            return tools
         if tools is not None:
-            self._known_tools.put(id(sent), (sent, tools))
+            self._known_tools.put(id(sent), (sent, tools), size_bytes)
         return tools
 
     def settled(self, prompt: ChatPrompt) -> ChatPrompt:

@@ -6,7 +6,13 @@ import json
 from collections.abc import Sequence
 from typing import Any
 
-_MOST_KEPT = 4096
+from gateway.tokens.lru import Lru
+
+# Of what is kept: the values themselves and how they print, about.
+_KEPT_BYTES = 32 << 20
+_BYTES_PER_BYTE = 4
+# A template prints them in one style, or two; one that came with a request may be up to something else.
+_MOST_STYLES = 3
 _plain = json.JSONEncoder(ensure_ascii=False).encode
 
 
@@ -14,14 +20,18 @@ class Printer:
     """The ``tojson`` filter of one template."""
 
     def __init__(self) -> None:
-        self._kept: dict[int, tuple[Any, dict[Any, str]]] = {}
+        self._kept: Lru[int, tuple[Any, dict[Any, str]]] = Lru(_KEPT_BYTES)
 
-    def keep(self, values: Sequence[Any]) -> None:
-        """``values`` and the sequence itself will not change: remember how they print."""
-        if len(self._kept) + len(values) > _MOST_KEPT:
-            self._kept = {}
-        for value in (values, *values):
-            self._kept[id(value)] = (value, {})
+    @property
+    def kept_bytes(self) -> int:
+        """Memory taken, about."""
+        return self._kept.weight
+
+    def keep(self, values: Sequence[Any], size_bytes: int) -> None:
+        """``values`` and the sequence itself will not change: remember how they print. ``size_bytes``: as JSON."""
+        self._kept.put(id(values), (values, {}), _BYTES_PER_BYTE * size_bytes)
+        for value in values:
+            self._kept.put(id(value), (value, {}), _BYTES_PER_BYTE * size_bytes // len(values))
 
     def __call__(
         self,
@@ -38,7 +48,9 @@ class Printer:
         style = (bool(ensure_ascii), type(indent), indent, separators is None, bool(sort_keys))
         text = kept[1].get(style)
         if text is None:
-            text = kept[1][style] = _printed(value, ensure_ascii, indent, separators, sort_keys)
+            text = _printed(value, ensure_ascii, indent, separators, sort_keys)
+            if len(kept[1]) < _MOST_STYLES:
+                kept[1][style] = text
         return text
 
 

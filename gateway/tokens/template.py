@@ -120,9 +120,9 @@ class ChatTemplate:
             return None
         return session
 
-    def keep_printed(self, tools: Sequence[Any]) -> None:
-        """These objects will come again and not change: print each as JSON only once."""
-        self._printer.keep(tools)
+    def keep_printed(self, tools: Sequence[Any], size_bytes: int) -> None:
+        """These objects will come again and not change: print each as JSON only once. ``size_bytes``: as JSON."""
+        self._printer.keep(tools, size_bytes)
 
     def _chosen(self, variables: Mapping[str, Any], special_tokens: Mapping[str, Any]) -> dict[str, Any]:
         """What the template reads of ``variables``, checked as vLLM checks it."""

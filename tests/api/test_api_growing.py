@@ -157,3 +157,10 @@ def test_deep_nesting_is_refused_in_what_is_new_too() -> None:
         assert raw != start
         with pytest.raises(BadRequest, match="nested deeper"):
             parse_object(raw, "application/json")
+
+
+def test_long_fields_after_the_messages_count_as_kept() -> None:
+    bodies = GrowingBodies(100_000)
+    for number in range(20):
+        assert bodies.parse(body([message(0), {"n": number}], tools=[FILL, number])) is not None
+        assert LEAST_BYTES < bodies.kept_bytes <= 100_000

@@ -213,3 +213,11 @@ def test_numbers_beyond_64_bits_are_counted_with_all_their_digits(qwen: LocalCou
     assert isinstance(prompt, ChatPrompt)
     assert str((1 << 256) - 1) in plain.render(prompt, {})
     assert qwen.count(prompt, {}) == plain.count(prompt, {})
+
+
+def test_the_tools_of_many_clients_are_not_all_remembered(model_folder: Path) -> None:
+    counter = load(str(model_folder), TemplateOptions(), hub=False, cache_bytes=400_000)
+    for number in range(60):
+        function = {**TOOLS[0]["function"], "name": f"f{number}", "description": "x" * 10_000}
+        counter.count(ChatPrompt([{"role": "user", "content": "hi"}], [{**TOOLS[0], "function": function}]), {})
+        assert 0 < counter.kept_bytes <= 2 * 100_000
