@@ -19,6 +19,7 @@ from starlette.routing import Route
 
 from gateway import __version__
 from gateway.access.keys import Keys
+from gateway.api import body as bodies
 from gateway.api.errors import error_response
 from gateway.api.models import ModelRecord, model_body, model_info_body, models_body
 from gateway.api.paths import dialect_of, normalise
@@ -28,7 +29,7 @@ from gateway.counting import Counting
 from gateway.exceptions import GatewayError, NoRoute
 from gateway.fitting import Fitter
 from gateway.fleet.fleet import Fleet
-from gateway.observe.gauges import fleet_gauges, gpu_gauges, learned_gauges, queue_gauges
+from gateway.observe.gauges import counting_gauges, fleet_gauges, gpu_gauges, learned_gauges, queue_gauges
 from gateway.observe.metrics import CONTENT_TYPE, Gauge, Metrics
 from gateway.relay.client import Receive, Scope, Send
 from gateway.relay.gate import Gate
@@ -237,6 +238,7 @@ class App:
         yield from fleet_gauges(self.fleet.records())
         yield from queue_gauges(self.gate.stats())
         yield from learned_gauges(self.gate.expected_output_tokens())
+        yield from counting_gauges(self.counter.kept_bytes() | {"bodies": bodies.kept_bytes()})
         if self._gpus is not None:
             yield from gpu_gauges(self._gpus.latest())
 

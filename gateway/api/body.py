@@ -47,6 +47,11 @@ def parse_object(body: bytes, content_type: str | None) -> dict[str, Any]:
     return document
 
 
+def kept_bytes() -> int:
+    """Memory, about, that is kept of bodies so that they need not be parsed whole when they have grown."""
+    return _bodies.kept_bytes
+
+
 def require_json(content_type: str | None) -> None:
     """Raise ``BadRequest`` unless the media type is ``application/json``; vLLM refuses others, an absent one too."""
     if not is_json(content_type):

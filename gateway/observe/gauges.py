@@ -87,6 +87,13 @@ def learned_gauges(output_tokens: Mapping[str, int]) -> Iterator[Gauge]:
         yield Gauge("expected_output_tokens", text, tokens, (("model", model),))
 
 
+def counting_gauges(kept_bytes: Mapping[str, int]) -> Iterator[Gauge]:
+    """What counting keeps of requests, by cache."""
+    for cache, size_bytes in kept_bytes.items():
+        text = "Memory, about, that counting keeps so that what was counted before is not counted again."
+        yield Gauge("counting_cache_bytes", text, size_bytes, (("cache", cache),))
+
+
 def gpu_gauges(reading: GpuReading | None) -> Iterator[Gauge]:
     """The GPUs of this machine, by UUID; nothing while there is no reading."""
     if reading is None:

@@ -22,6 +22,10 @@ class Encoder(Protocol):
     cut.
     """
 
+    @property
+    def kept_bytes(self) -> int:
+        """Memory taken by what it remembers of texts."""
+
     name: str
     is_fast: bool
     edges: Edges | None
@@ -58,6 +62,12 @@ class FastEncoder:
         except UnicodeEncodeError as error:
             raise CannotCount(f"the text is not valid Unicode: {error.reason}", refused=True) from None
 
+    @property
+    def kept_bytes(self) -> int:
+        """Of the segment cache: texts and ids."""
+        stats = self._tokenizer.segment_cache_stats()
+        return int(stats["bytes"]) if stats else 0
+
     def count_ordinary(self, text: str) -> int:
         """Tokens of a text in which no special token is recognised."""
         return len(self._tokenizer.encode_ordinary(text))
@@ -82,6 +92,11 @@ class ReferenceEncoder:
         self._tokenizer = tokenizer
         # Of the Rust tokenizers' methods only the batch ones release the GIL; the Python ones never do.
         self._backend = getattr(tokenizer, "backend_tokenizer", None) if tokenizer.is_fast else None
+
+    @property
+    def kept_bytes(self) -> int:
+        """It remembers nothing that grows."""
+        return 0
 
     def count(self, text: str, add_special_tokens: bool) -> int:
         try:

@@ -61,6 +61,11 @@ class Loading:
         load = self._loads.get((source, options))
         return load.outcome.result() if load is not None and load.outcome.done() else None
 
+    def loaded(self) -> list[LocalCounter]:
+        """Those that are ready."""
+        outcomes = [load.outcome.result() for load in self._loads.values() if load.outcome.done()]
+        return [outcome for outcome in outcomes if isinstance(outcome, LocalCounter)]
+
     @staticmethod
     def _failed(load: _Load) -> bool:
         return load.outcome.done() and isinstance(load.outcome.result(), CannotLoad)

@@ -25,6 +25,7 @@ class MistralEncoder:
 
     name = "mistral-common"
     is_fast = False
+    kept_bytes = 0
     edges: Edges | None = None
 
     def __init__(self, file: Path) -> None:

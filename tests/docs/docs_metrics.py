@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from gateway.fleet.backend import BackendRecord, KvRecord, ModelRecord
 from gateway.fleet.breaker import BreakerState
-from gateway.observe.gauges import fleet_gauges, gpu_gauges, learned_gauges, queue_gauges
+from gateway.observe.gauges import counting_gauges, fleet_gauges, gpu_gauges, learned_gauges, queue_gauges
 from gateway.observe.metrics import Gauge, Metrics
 from gateway.planner.gpus import Gpu, GpuProcess, GpuReading
 from gateway.types import Health
@@ -54,7 +54,8 @@ def every_gauge() -> list[Gauge]:
     """What a gateway exports that knows all there is to know."""
     waiting = {"waiting_requests": 0, "waiting_bytes": 0, "waiting_tokens": 0}
     queue = queue_gauges(waiting | {"prefix_expected_tokens": 0, "prefix_confirmed_tokens": 0})
-    return [*fleet_gauges([RECORD]), *queue, *learned_gauges({"m": 900}), *gpu_gauges(GPUS)]
+    learned = [*learned_gauges({"m": 900}), *counting_gauges({"bodies": 1})]
+    return [*fleet_gauges([RECORD]), *queue, *learned, *gpu_gauges(GPUS)]
 
 
 def metrics_of_the_code() -> dict[str, tuple[str, tuple[str, ...]]]:
