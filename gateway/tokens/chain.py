@@ -12,6 +12,8 @@ from dataclasses import dataclass
 # An entry at least so many tokens after the one before, and a text of more than so many tokens is divided.
 LEAST_TOKENS = 256
 MOST_TOKENS = 1024
+# Of a text of which no parts are known.
+_PIECE_CHARS = 2048
 # As many as a million tokens have at their least distance.
 MOST_ENTRIES = 4096
 
@@ -34,10 +36,30 @@ class Chain:
         last = entries[-1][1] if entries else 0
         grown: list[Entry] = []
         for part in range(parts):
-            piece = text[part * step : (part + 1) * step].encode("utf-8", "surrogatepass")
-            digest = hashlib.sha256(digest + piece).digest()[:8]  # processors have instructions for it
+            digest = _hashed(digest, text[part * step : (part + 1) * step])
             here = self.tokens + tokens * (part + 1) // parts
             if here - last >= LEAST_TOKENS and len(entries) + len(grown) < MOST_ENTRIES:
                 grown.append((int.from_bytes(digest, "little"), here))
                 last = here
         return Chain(self.tokens + tokens, digest, entries + tuple(grown) if grown else entries)
+
+
+def entries_of_whole(text: str, tokens: int) -> tuple[Entry, ...]:
+    """The entries of a text of which no parts are known, ``tokens`` long.
+
+    It is cut every so many characters, so that one that goes on has the same hashes; where tokens are is guessed.
+    """
+    digest, entries = bytes(8), []
+    last = 0
+    for start in range(0, len(text), _PIECE_CHARS):
+        digest = _hashed(digest, text[start : start + _PIECE_CHARS])
+        here = tokens * min(len(text), start + _PIECE_CHARS) // len(text)
+        if here - last >= LEAST_TOKENS and len(entries) < MOST_ENTRIES:
+            entries.append((int.from_bytes(digest, "little"), here))
+            last = here
+    return tuple(entries)
+
+
+def _hashed(digest: bytes, piece: str) -> bytes:
+    # Processors have instructions for SHA-256.
+    return hashlib.sha256(digest + piece.encode("utf-8", "surrogatepass")).digest()[:8]

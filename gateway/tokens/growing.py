@@ -16,7 +16,7 @@ from typing import Any
 
 import orjson
 
-from gateway.tokens.chain import Chain, Entry
+from gateway.tokens.chain import Chain, Entry, entries_of_whole
 from gateway.tokens.edges import Edges
 from gateway.tokens.encoder import Encoder
 from gateway.tokens.errors import CannotCount
@@ -235,7 +235,7 @@ def whole(text: str, encoder: Encoder, most_chars: int, add_special_tokens: bool
     if len(text) > most_chars:
         raise CannotCount(f"{len(text)} characters are too many to count", refused=True)
     tokens = encoder.count(text, add_special_tokens)
-    return Counted(tokens, Chain().then(text, tokens).entries)
+    return Counted(tokens, entries_of_whole(text, tokens))
 
 
 def _weight(known: _Known) -> int:

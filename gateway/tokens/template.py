@@ -18,12 +18,16 @@ from jinja2 import nodes
 from gateway.tokens.clock import LOCAL_CLOCK, BackendClock
 from gateway.tokens.errors import CannotCount
 from gateway.tokens.jinja import Environment
+from gateway.tokens.lru import Lru
 from gateway.tokens.messages import ContentFormat, Message
 from gateway.tokens.printer import Printer
 from gateway.tokens.resume import resumable
 from gateway.tokens.session import Marks, Session, TrackedMessages, inputs
 
 _CONTINUE_TAG = "CONTINUE_FINAL_MESSAGE_TAG "
+
+# Of system messages that developer messages were rewritten to.
+_FIRSTS_CHARS = 2 << 20
 
 # Parameters of transformers' apply_chat_template: it keeps them for itself, whatever the template asks for.
 _CONSUMED = frozenset(
@@ -55,6 +59,7 @@ class ChatTemplate:
 
     def __init__(self, source: str, clock: BackendClock = LOCAL_CLOCK) -> None:
         self._printer = Printer()
+        self._firsts: Lru[str, Message] = Lru(_FIRSTS_CHARS)
         environment = _environment(self._printer, clock)
         self.source = source
         self._template = environment.from_string(source)
@@ -80,8 +85,7 @@ class ChatTemplate:
         ``variables``: the template kwargs of a request, merged; those the template never reads are dropped. Raises
         ``CannotCount`` when the template refuses the conversation.
         """
-        if not self.knows_developer and any(message["role"] == "developer" for message in messages):
-            messages = _merged_systems([_as_system(message) for message in messages])
+        messages = self._without_developers(messages)
         chosen = self._chosen(variables, special_tokens)
         continued, documents = variables.get("continue_final_message", False), variables.get("documents")
         try:
@@ -109,8 +113,7 @@ class ChatTemplate:
         """
         if self.plan is None or self._resumable is None or variables.get("continue_final_message"):
             return None
-        if not self.knows_developer and any(message["role"] == "developer" for message in messages):
-            return None
+        messages = self._without_developers(messages)
         chosen = self._chosen(variables, special_tokens)
         session = Session(self.plan, known, restarts)
         given = self._given(TrackedMessages(messages, session), tools, variables.get("documents"), variables, chosen)
@@ -119,6 +122,19 @@ class ChatTemplate:
         except Exception:  # whatever it raises: render will raise it, too, and word it
             return None
         return session
+
+    def _without_developers(self, messages: list[Message]) -> list[Message]:
+        """As vLLM rewrites them for a template that does not know the role. The first, if it is made for this, is the
+        same object again when it is equal, so that a conversation can be seen to have grown."""
+        if self.knows_developer or not any(message["role"] == "developer" for message in messages):
+            return messages
+        rewritten = _merged_systems([_as_system(message) for message in messages])
+        written = repr(rewritten[0])
+        first = self._firsts.get(written)
+        if first is None:
+            first = rewritten[0]
+            self._firsts.put(written, first, len(written))
+        return [first, *rewritten[1:]]
 
     def keep_printed(self, tools: Sequence[Any], size_bytes: int) -> None:
         """These objects will come again and not change: print each as JSON only once. ``size_bytes``: as JSON."""

@@ -12,14 +12,13 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from tokens_helpers import LLAMA_TEMPLATE, llama_like
+from tokens_random import EXAMPLES, MESSAGES, TOOLS
 
 from gateway.api import chat
 from gateway.tokens.errors import CannotCount
 from gateway.tokens.local import LocalCounter, TemplateOptions, load
 from gateway.tokens.template import ChatTemplate
 from gateway.types import ChatPrompt
-
-TOOLS = [{"type": "function", "function": {"name": "ls", "description": "List.", "parameters": {"type": "object"}}}]
 
 
 @pytest.fixture(scope="module")
@@ -33,39 +32,6 @@ def plain(model_folder: Path) -> LocalCounter:
     return load(str(model_folder), TemplateOptions(), hub=False, cache_bytes=0)
 
 
-TEXTS = st.one_of(
-    st.sampled_from(
-        ["", " ", "\n", "hello world", "<think>\nhm\n</think>\n\nyes", "<tool_response>x</tool_response>", "<|im_end|>"]
-    ),
-    st.text(max_size=40),
-    st.lists(
-        st.sampled_from(
-            ["<|im_start|>", "<|im_end|>", "<think>", "</think>", "<tool_call>", " a", "\n", "é", "<|", "🙂"]
-        ),
-        max_size=6,
-    ).map("".join),
-)
-CALLS = st.lists(
-    st.builds(
-        lambda name, key, value: {
-            "id": "c",
-            "type": "function",
-            "function": {"name": name, "arguments": f'{{"{key}": {value}}}'},
-        },
-        st.sampled_from(["ls", "run"]),
-        st.sampled_from(["path", "n"]),
-        st.sampled_from(["1", '"x"', "null", "[1, 2]", "1.0", "true", "NaN"]),
-    ),
-    max_size=3,
-)
-MESSAGES = st.one_of(
-    st.builds(lambda role, content: {"role": role, "content": content}, st.sampled_from(["user", "system"]), TEXTS),
-    st.builds(lambda content, calls: {"role": "assistant", "content": content, "tool_calls": calls}, TEXTS, CALLS),
-    st.builds(lambda text, thought: {"role": "assistant", "content": text, "reasoning_content": thought}, TEXTS, TEXTS),
-    st.builds(lambda content: {"role": "tool", "tool_call_id": "c", "content": content}, TEXTS),
-)
-
-
 def outcome(counter: LocalCounter, prompt: ChatPrompt) -> Any:
     try:
         return counter.count(prompt, {})
@@ -74,7 +40,7 @@ def outcome(counter: LocalCounter, prompt: ChatPrompt) -> Any:
 
 
 @pytest.mark.timeout(900)
-@settings(max_examples=2000, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=EXAMPLES or 300, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(st.lists(MESSAGES, min_size=1, max_size=8), st.sampled_from([None, TOOLS]), st.booleans(), st.data())
 def test_parts_of_a_conversation_add_up_to_the_whole(
     qwen: LocalCounter, plain: LocalCounter, messages: list[Any], tools: Any, opens: bool, data: st.DataObject
@@ -221,3 +187,40 @@ def test_the_tools_of_many_clients_are_not_all_remembered(model_folder: Path) ->
         function = {**TOOLS[0]["function"], "name": f"f{number}", "description": "x" * 10_000}
         counter.count(ChatPrompt([{"role": "user", "content": "hi"}], [{**TOOLS[0], "function": function}]), {})
         assert 0 < counter.kept_bytes <= 2 * 100_000
+
+
+def shared(one: Any, other: Any) -> int:
+    """Tokens of the longest beginning that two chains have in common."""
+    return max((tokens for link, tokens in other.chain if link in {link for link, _ in one.chain}), default=0)
+
+
+def agent(turns: int, first: str) -> list[Any]:
+    messages: list[Any] = [{"role": first, "content": "Be brief. " * 300}, {"role": "user", "content": "read"}]
+    for turn in range(turns):
+        call = {"id": "c", "type": "function", "function": {"name": "ls", "arguments": "{}"}}
+        messages.append({"role": "assistant", "content": f"step {turn}", "tool_calls": [call]})
+        messages.append({"role": "tool", "tool_call_id": "c", "content": f"line {turn} of the file\n" * 100})
+    return messages
+
+
+def test_conversations_with_a_developers_message_are_counted_by_what_is_new(
+    qwen: LocalCounter, plain: LocalCounter
+) -> None:
+    before = qwen.begin(ChatPrompt(agent(8, "developer"), TOOLS), {})()
+    prompt = ChatPrompt(agent(9, "developer"), TOOLS)
+    known = qwen.count_known(prompt, {}, 10_000)
+    assert known is not None
+    assert (known.tokens,) == plain.count(prompt, {})
+    assert known == qwen.begin(ChatPrompt(agent(9, "system"), TOOLS), {})()
+    assert before.tokens - 300 < shared(before, known) <= before.tokens
+    late = [*agent(9, "developer"), {"role": "developer", "content": "Now hurry."}]
+    for prompt in (ChatPrompt(late, TOOLS), ChatPrompt([*late, {"role": "user", "content": "go on"}], TOOLS)):
+        assert (qwen.begin(prompt, {})().tokens,) == plain.count(prompt, {})
+
+
+def test_beginnings_of_chats_that_are_rendered_whole_have_equal_hashes_too(plain: LocalCounter) -> None:
+    for later in range(2, 12):
+        one = plain.begin(ChatPrompt(agent(later - 1, "system"), TOOLS), {})()
+        other = plain.begin(ChatPrompt(agent(later, "system"), TOOLS), {})()
+        assert one.tokens * 0.98 - 800 < shared(one, other) <= other.tokens
+        assert shared(one, plain.begin(ChatPrompt(agent(later, "user"), TOOLS), {})()) < 300
