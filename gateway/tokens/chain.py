@@ -49,7 +49,8 @@ def entries_of_whole(text: str, tokens: int) -> tuple[Entry, ...]:
 
     It is cut every so many characters, so that one that goes on has the same hashes; where tokens are is guessed.
     """
-    digest, entries = bytes(8), []
+    digest = bytes(8)
+    entries: list[Entry] = []
     last = 0
     for start in range(0, len(text), _PIECE_CHARS):
         digest = _hashed(digest, text[start : start + _PIECE_CHARS])
