@@ -153,6 +153,7 @@ class ModelSettings(Section):
     mm_processor_kwargs: dict[str, Any] = Field(
         default_factory=dict, description="As the server's --mm-processor-kwargs."
     )
+    media_io_kwargs: dict[str, Any] = Field(default_factory=dict, description="As the server's --media-io-kwargs.")
     render_url: str | None = Field(
         default=None, description="Base URL of a `vllm launch render` beside the backends, which then counts."
     )

@@ -51,6 +51,7 @@ class ChatPrompt:
     documents: list[Any] | None = None
     reasoning_effort: str | None = None
     mm_processor_kwargs: Mapping[str, Any] = field(default_factory=dict)
+    media_io_kwargs: Mapping[str, Any] = field(default_factory=dict)
     from_messages: bool = False
     responses: Mapping[str, Any] | None = field(default=None, compare=False)
 

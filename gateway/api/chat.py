@@ -84,7 +84,7 @@ def _messages(document: Mapping[str, Any]) -> list[dict[str, Any]]:
 def _prompt(document: Mapping[str, Any], messages: list[dict[str, Any]]) -> ChatPrompt:
     kwargs = document.get("chat_template_kwargs")
     documents = document.get("documents")
-    processor_kwargs = document.get("mm_processor_kwargs")
+    processor_kwargs, io_kwargs = document.get("mm_processor_kwargs"), document.get("media_io_kwargs")
     return ChatPrompt(
         messages=messages,
         tools=objects_or_none(document.get("tools")),
@@ -97,6 +97,7 @@ def _prompt(document: Mapping[str, Any], messages: list[dict[str, Any]]) -> Chat
         documents=documents if isinstance(documents, list) else None,
         reasoning_effort=text_or_none(document.get("reasoning_effort")),
         mm_processor_kwargs=processor_kwargs if isinstance(processor_kwargs, dict) else {},
+        media_io_kwargs=io_kwargs if isinstance(io_kwargs, dict) else {},
     )
 
 

@@ -23,10 +23,10 @@ from gateway.tokens.families import mistral_file, own_chats
 from gateway.tokens.growing import Chat, Conversations, Counted, Found, whole
 from gateway.tokens.lru import Lru
 from gateway.tokens.media.errors import UnknownMedia
-from gateway.tokens.media.families import family_of
+from gateway.tokens.media.families import ProcessorKwargs, family_of
 from gateway.tokens.media.family import ModelFiles
-from gateway.tokens.media.prompt import expanded, find_items, measured, with_stand_ins
-from gateway.tokens.media.sizes import AudioSize, ImageSize
+from gateway.tokens.media.prompt import expanded, find_items, measured, noted, with_stand_ins
+from gateway.tokens.media.sizes import MediaSize
 from gateway.tokens.messages import ContentFormat, conversation, tools_for_template
 from gateway.tokens.mistral import MistralEncoder
 from gateway.tokens.own import OwnChats
@@ -146,25 +146,27 @@ class LocalCounter:
         self,
         prompt: ChatPrompt,
         default_kwargs: Mapping[str, Any],
-        processor_kwargs: Mapping[str, Any],
-        remote: Mapping[str, ImageSize | AudioSize],
+        kwargs: ProcessorKwargs,
+        remote: Mapping[str, MediaSize],
     ) -> int:
-        """Tokens of a chat with images or sounds. Raises ``CannotCount``.
+        """Tokens of a chat with images, sounds or videos. Raises ``CannotCount``.
 
-        ``processor_kwargs``: the server's ``--mm-processor-kwargs``; ``remote``: sizes of items at remote addresses.
+        ``remote``: sizes of items at remote addresses.
         """
         try:
             items = find_items(prompt.messages)
             if not items:
                 return self.count(prompt, default_kwargs)[0]
-            family = family_of(self._files, processor_kwargs, prompt.mm_processor_kwargs)
+            family = family_of(self._files, kwargs, {item.modality for item in items})
             sizes = measured(items, remote)
             stood_in = replace(prompt, messages=with_stand_ins(prompt.messages, family))
             text, added = expanded(self.render(stood_in, default_kwargs), sizes, family)
+            notes = noted(sizes, family)
         except UnknownMedia as error:
             raise CannotCount(f"its media: {error.reason}", refused=error.refused, media=True) from None
         except (ArithmeticError, LookupError, TypeError, ValueError) as error:  # configurations of an odd shape
             raise CannotCount(f"its media: {type(error).__name__}: {error}", media=True) from None
+        added += sum(self.encode(notes, False)) if notes else 0
         return self.encode((text,), prompt.add_special_tokens)[0] + added
 
     def _own_tokens(self, prompt: ChatPrompt, own: OwnChats, default_kwargs: Mapping[str, Any]) -> int:
@@ -431,7 +433,7 @@ class _Files:
 
 
 def _model_files(files: _Files) -> ModelFiles:
-    names = ("config.json", "preprocessor_config.json", "processor_config.json")
+    names = ("config.json", "preprocessor_config.json", "processor_config.json", "video_preprocessor_config.json")
     return ModelFiles(*(files.json(name) for name in names))
 
 

@@ -24,8 +24,9 @@ from gateway.tokens.growing import Counted
 from gateway.tokens.loading import WAIT_S, Loading
 from gateway.tokens.local import LocalCounter, TemplateOptions, load
 from gateway.tokens.media.errors import UnknownMedia
+from gateway.tokens.media.families import ProcessorKwargs
 from gateway.tokens.media.prompt import find_items
-from gateway.tokens.media.sizes import AudioSize, ImageSize
+from gateway.tokens.media.sizes import MediaSize
 from gateway.tokens.probe import Comparison, probes_for
 from gateway.types import Ask, ChatPrompt, Count, CountKind, TextPrompts, TokenPrompts
 
@@ -304,11 +305,14 @@ class Counter:
         local = await self._local(model)
         remote = await self._remote_sizes(prompt)
         settings = self._models.get(model.name, _PLAIN)
-        defaults, processor = settings.default_chat_template_kwargs, settings.mm_processor_kwargs
+        defaults = settings.default_chat_template_kwargs
+        processor = ProcessorKwargs(
+            settings.mm_processor_kwargs, prompt.mm_processor_kwargs, settings.media_io_kwargs, prompt.media_io_kwargs
+        )
         loop = asyncio.get_running_loop()
         return (await loop.run_in_executor(self._renders, local.count_media, prompt, defaults, processor, remote),)
 
-    async def _remote_sizes(self, prompt: ChatPrompt) -> Mapping[str, ImageSize | AudioSize]:
+    async def _remote_sizes(self, prompt: ChatPrompt) -> Mapping[str, MediaSize]:
         """Sizes of images at remote addresses, where they may be fetched."""
         allowed = self._settings.fetch_media
         if allowed == "never":

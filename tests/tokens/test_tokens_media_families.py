@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from gateway.tokens.media.errors import UnknownMedia
-from gateway.tokens.media.families import FAMILIES, family_of
+from gateway.tokens.media.families import FAMILIES, ProcessorKwargs, family_of
 from gateway.tokens.media.family import ModelFiles
 from gateway.tokens.media.gemma import newline_seams
 from gateway.tokens.media.kwargs import image_kwargs
@@ -27,7 +27,7 @@ def files_of(known: dict[str, Any]) -> ModelFiles:
 @pytest.mark.parametrize("name", KNOWN)
 def test_images_take_the_tokens_that_vllm_says(name: str) -> None:
     known = KNOWN[name]
-    rule = family_of(files_of(known), known["server"], known["request"]).image
+    rule = family_of(files_of(known), ProcessorKwargs(known["server"], known["request"]), {"image"}).image
     assert rule is not None
     wrong = []
     for line in known["tokens"]:
@@ -66,7 +66,7 @@ def test_every_image_family_is_known_from_vllm() -> None:
 )
 def test_what_is_not_known_has_no_formula(config: dict[str, Any], kwargs: dict[str, Any]) -> None:
     with pytest.raises(UnknownMedia):
-        family_of(ModelFiles(config), kwargs, {})
+        family_of(ModelFiles(config), ProcessorKwargs(kwargs), {"image"})
 
 
 def test_the_request_goes_before_the_server_and_scopes_before_what_is_flat() -> None:
@@ -92,7 +92,8 @@ def test_the_request_goes_before_the_server_and_scopes_before_what_is_flat() -> 
     ],
 )
 def test_sounds_of_qwen2_audio(samples: int, rate_hz: int, tokens: int) -> None:
-    rule = family_of(ModelFiles({"architectures": ["Qwen2AudioForConditionalGeneration"]}), {}, {}).audio
+    files = ModelFiles({"architectures": ["Qwen2AudioForConditionalGeneration"]})
+    rule = family_of(files, ProcessorKwargs(), {"audio"}).audio
     assert rule is not None
     assert rule.tokens(AudioSize(samples, rate_hz)) == tokens
     with pytest.raises(UnknownMedia):

@@ -39,6 +39,7 @@ def user(*parts: Any) -> list[dict[str, Any]]:
         ({"image_url": {"url": "u"}}, Item("image", "u")),
         ({"type": "anything", "uuid": "1", "image_url": "u"}, Item("image", "u")),
         ({"type": "audio_url", "audio_url": {"url": "u"}}, Item("audio", "u")),
+        ({"type": "video_url", "video_url": {"url": "u"}}, Item("video", "u")),
         (
             {"type": "input_audio", "input_audio": {"data": "QQ==", "format": "wav"}},
             Item("audio", "data:audio/any;base64,QQ=="),
@@ -56,7 +57,7 @@ def test_items_are_found_in_every_form_that_vllm_reads(part: dict[str, Any], ite
         ({"type": "image_url", "image_url": {"url": 7}}, True),
         ({"type": "image_url", "image_url": None, "uuid": "1"}, False),
         ({"type": "image_embeds", "image_embeds": "QQ=="}, False),
-        ({"type": "video_url", "video_url": {"url": "u"}}, False),
+        ({"type": "video_embeds", "video_embeds": "QQ=="}, False),
         ({"type": "input_audio", "input_audio": {"data": ""}}, False),
         ({"type": "input_image", "file_id": "f"}, False),
         ({"prompt_embeds": "QQ=="}, False),

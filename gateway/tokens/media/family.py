@@ -7,18 +7,22 @@ from dataclasses import dataclass, field
 from typing import Any, Generic, TypeVar
 
 from gateway.tokens.media.errors import UnknownMedia
-from gateway.tokens.media.sizes import AudioSize, ImageSize
+from gateway.tokens.media.sizes import AudioSize, ImageSize, VideoSize
 
-Size = TypeVar("Size", ImageSize, AudioSize)
+Size = TypeVar("Size", ImageSize, AudioSize, VideoSize)
 
 
 @dataclass(frozen=True, slots=True)
 class ModelFiles:
-    """What formulas are made of: ``config.json``, ``preprocessor_config.json``, ``processor_config.json``."""
+    """What formulas are made of: a model's JSON files.
+
+    ``config.json``, ``preprocessor_config.json``, ``processor_config.json``, ``video_preprocessor_config.json``.
+    """
 
     config: Mapping[str, Any]
     preprocessor: Mapping[str, Any] = field(default_factory=dict)
     processor: Mapping[str, Any] = field(default_factory=dict)
+    video_preprocessor: Mapping[str, Any] = field(default_factory=dict)
 
     @property
     def vision(self) -> Mapping[str, Any]:
@@ -31,6 +35,12 @@ class ModelFiles:
         """Settings of the image processor, which newer models keep within ``processor_config.json``."""
         inner = self.processor.get("image_processor")
         return {**self.preprocessor, **inner} if isinstance(inner, Mapping) else self.preprocessor
+
+    @property
+    def video_processor(self) -> Mapping[str, Any]:
+        """Settings of the video processor: within ``processor_config.json``, else its own file, else the image's."""
+        inner = self.processor.get("video_processor")
+        return inner if isinstance(inner, Mapping) else self.video_preprocessor or self.preprocessor
 
     @property
     def feature_extractor(self) -> Mapping[str, Any]:
@@ -47,7 +57,8 @@ class Rule(Generic[Size]):
     ``{number}`` in it counts the items of the conversation.
     ``target`` is what vLLM looks for in the rendered text, once an item; it becomes ``tokens(size)`` tokens, raising
     ``UnknownMedia``. For counting, ``target`` is replaced by ``stand_in``, of ``stand_in_tokens`` tokens. ``seams``
-    takes the texts between the targets and says how many tokens merge where items meet text.
+    takes the texts between the targets and says how many tokens merge where items meet text. ``notes`` are texts that
+    the model is given within an item, each encoded by itself; their tokens come on top.
     """
 
     placeholder: str | None
@@ -56,6 +67,7 @@ class Rule(Generic[Size]):
     stand_in: str | None = None
     stand_in_tokens: int = 1
     seams: Callable[[Sequence[str]], int] | None = None
+    notes: Callable[[Size], tuple[str, ...]] | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,6 +76,7 @@ class Family:
 
     image: Rule[ImageSize] | None = None
     audio: Rule[AudioSize] | None = None
+    video: Rule[VideoSize] | None = None
 
 
 def whole(source: Mapping[str, Any], key: str, default: int | None = None) -> int:

@@ -16,10 +16,8 @@ from aiohttp.resolver import ThreadedResolver
 from gateway.tokens.lru import Lru
 from gateway.tokens.media.data_urls import PlainBytes
 from gateway.tokens.media.errors import UnknownMedia
-from gateway.tokens.media.headers import image_size
-from gateway.tokens.media.prompt import Item
-from gateway.tokens.media.sizes import AudioSize, ImageSize
-from gateway.tokens.media.sounds import audio_size
+from gateway.tokens.media.prompt import Item, size_of_item
+from gateway.tokens.media.sizes import MediaSize
 
 MOST_BYTES = 1 << 20
 MOST_ITEMS = 16
@@ -36,12 +34,12 @@ class MediaFetcher:
         self._private = private
         self._timeout_s = timeout_s
         self._clock = clock
-        self._sizes: Lru[str, tuple[ImageSize | AudioSize, float]] = Lru(_REMEMBERED)
+        self._sizes: Lru[str, tuple[MediaSize, float]] = Lru(_REMEMBERED)
 
-    async def sizes(self, items: Sequence[Item]) -> dict[str, ImageSize | AudioSize]:
+    async def sizes(self, items: Sequence[Item]) -> dict[str, MediaSize]:
         """Sizes of remote items by address, all within the timeout. Raises ``UnknownMedia`` if one cannot be had."""
         remote = {item.url: item for item in items if item.url[:5].lower() != "data:"}
-        known: dict[str, ImageSize | AudioSize] = {}
+        known: dict[str, MediaSize] = {}
         for url in remote:
             found = self._sizes.get(url)
             if found is not None and self._clock() - found[1] < _REMEMBER_S:
@@ -53,7 +51,7 @@ class MediaFetcher:
             known |= zip([item.url for item in missing], await self._fetch_all(missing), strict=True)
         return known
 
-    async def _fetch_all(self, items: Sequence[Item]) -> list[ImageSize | AudioSize]:
+    async def _fetch_all(self, items: Sequence[Item]) -> list[MediaSize]:
         try:
             async with (
                 asyncio.timeout(self._timeout_s),
@@ -65,7 +63,7 @@ class MediaFetcher:
         except (aiohttp.ClientError, OSError, TimeoutError, ValueError) as error:
             raise UnknownMedia(f"a remote item could not be had: {error or type(error).__name__}") from None
 
-    async def _fetch(self, session: aiohttp.ClientSession, item: Item) -> ImageSize | AudioSize:
+    async def _fetch(self, session: aiohttp.ClientSession, item: Item) -> MediaSize:
         url = item.url
         for _ in range(_MOST_REDIRECTS + 1):
             self._check(url)
@@ -118,7 +116,7 @@ def is_public(address: ipaddress.IPv4Address | ipaddress.IPv6Address) -> bool:
     return address.is_global and not address.is_multicast
 
 
-async def _size_of(answer: aiohttp.ClientResponse, item: Item) -> ImageSize | AudioSize:
+async def _size_of(answer: aiohttp.ClientResponse, item: Item) -> MediaSize:
     """Read until the header is there. Raises ``UnknownMedia`` if it is not within ``MOST_BYTES``."""
     data = bytearray()
     reason = UnknownMedia("a remote item is empty")
@@ -126,9 +124,8 @@ async def _size_of(answer: aiohttp.ClientResponse, item: Item) -> ImageSize | Au
     async for chunk in answer.content.iter_chunked(_CHUNK_BYTES):
         data += chunk
         try:
-            if item.modality == "audio":
-                return audio_size(PlainBytes(bytes(data), total))
-            return image_size(PlainBytes(bytes(data)))
+            # How long an image is says nothing of its size; sounds and videos are judged by it.
+            return size_of_item(PlainBytes(bytes(data), None if item.modality == "image" else total), item.modality)
         except UnknownMedia as error:
             reason = error
         if len(data) >= MOST_BYTES:

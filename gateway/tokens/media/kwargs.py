@@ -9,7 +9,17 @@ _SCOPES = ("text_kwargs", "images_kwargs", "videos_kwargs", "audio_kwargs")
 
 
 def image_kwargs(server: Mapping[str, Any], request: Mapping[str, Any]) -> dict[str, Any]:
-    """What reaches the image processor: server, then request; in each the flat keys, then ``images_kwargs``.
+    """What reaches the image processor; see ``_scoped``."""
+    return _scoped(server, request, "images_kwargs")
+
+
+def video_kwargs(server: Mapping[str, Any], request: Mapping[str, Any]) -> dict[str, Any]:
+    """What reaches the video processor; see ``_scoped``."""
+    return _scoped(server, request, "videos_kwargs")
+
+
+def _scoped(server: Mapping[str, Any], request: Mapping[str, Any], scope: str) -> dict[str, Any]:
+    """What reaches a processor: server, then request; in each the flat keys, then those of its scope.
 
     Mappings are merged key by key, as vLLM 0.32 merges them (config/multimodal.py). Arguments of other scopes concern
     other media.
@@ -17,7 +27,7 @@ def image_kwargs(server: Mapping[str, Any], request: Mapping[str, Any]) -> dict[
     merged: dict[str, Any] = {}
     for given in (server, request):
         flat = {key: value for key, value in given.items() if key not in _SCOPES}
-        scoped = given.get("images_kwargs")
+        scoped = given.get(scope)
         for layer in (flat, scoped if isinstance(scoped, Mapping) else {}):
             merged = _merged(merged, layer)
     return merged

@@ -8,7 +8,8 @@ from typing import Any
 
 from gateway.tokens.media.errors import UnknownMedia
 from gateway.tokens.media.family import Family, ModelFiles, Rule, only, whole
-from gateway.tokens.media.sizes import ImageSize
+from gateway.tokens.media.frames import uniform_frames
+from gateway.tokens.media.sizes import ImageSize, VideoSize
 
 # Image and patch size where the configuration leaves them out, by vision tower (transformers' configuration classes).
 _TOWERS = {"clip_vision_model": (224, 32), "siglip_vision_model": (224, 16)}
@@ -48,6 +49,20 @@ def llava_onevision(files: ModelFiles, kwargs: Mapping[str, Any]) -> Family:
         return tower.base_tokens + rows * columns + rows
 
     return _family(tokens)
+
+
+def onevision_video(files: ModelFiles, kwargs: Mapping[str, Any], io: Mapping[str, Any]) -> Rule[VideoSize]:
+    """Each sampled frame takes one grid, pooled by two, and the video one newline."""
+    only(kwargs, ())
+    if files.video_processor.get("do_sample_frames"):
+        raise UnknownMedia("the video processor samples frames itself")
+    tower = _Tower(files, "siglip_vision_model", (384, 14), "full")
+    frame_tokens = math.ceil(tower.grid / whole(files.config, "spatial_pool_stride", 2)) ** 2
+    return Rule(
+        placeholder="<video>",
+        target="<video>",
+        tokens=lambda video: frame_tokens * uniform_frames(video, io) + 1,
+    )
 
 
 def _family(tokens: Callable[[ImageSize], int]) -> Family:

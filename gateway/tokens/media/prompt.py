@@ -6,18 +6,24 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal, TypeVar
 
-from gateway.tokens.media.data_urls import data_url_bytes
+from gateway.tokens.media.data_urls import Bytes, data_url_bytes
 from gateway.tokens.media.errors import UnknownMedia
 from gateway.tokens.media.family import Family, Rule
 from gateway.tokens.media.headers import image_size
 from gateway.tokens.media.parts import KNOWN_PART_KEYS, MediaPart, is_media
-from gateway.tokens.media.sizes import AudioSize, ImageSize
+from gateway.tokens.media.sizes import AudioSize, ImageSize, MediaSize, VideoSize
 from gateway.tokens.media.sounds import audio_size
+from gateway.tokens.media.videos import video_size
 
-Modality = Literal["image", "audio"]
-_Size = TypeVar("_Size", ImageSize, AudioSize)
+Modality = Literal["image", "audio", "video"]
+_Size = TypeVar("_Size", ImageSize, AudioSize, VideoSize)
 
-_KEYS = (("image_url", "image"), ("audio_url", "audio"), ("input_audio", "audio"))
+_KEYS: tuple[tuple[str, Modality], ...] = (
+    ("image_url", "image"),
+    ("audio_url", "audio"),
+    ("input_audio", "audio"),
+    ("video_url", "video"),
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,29 +47,51 @@ def find_items(messages: Sequence[Any]) -> list[Item]:
 
 def with_stand_ins(messages: Sequence[Any], family: Family) -> list[Any]:
     """The messages with a ``MediaPart`` for each item."""
-    numbers: dict[Modality, int] = {"image": 0, "audio": 0}
+    numbers: dict[Modality, int] = {"image": 0, "audio": 0, "video": 0}
     return [_with_stand_ins(message, family, numbers) for message in messages]
 
 
-def measured(items: Sequence[Item], remote: Mapping[str, ImageSize | AudioSize]) -> list[ImageSize | AudioSize]:
+def measured(items: Sequence[Item], remote: Mapping[str, MediaSize]) -> list[MediaSize]:
     """The size of each item. ``remote``: of those at other addresses than data URLs. Raises ``UnknownMedia``."""
     return [_measured(item, remote) for item in items]
 
 
-def expanded(text: str, sizes: Sequence[ImageSize | AudioSize], family: Family) -> tuple[str, int]:
+def expanded(text: str, sizes: Sequence[MediaSize], family: Family) -> tuple[str, int]:
     """A rendered prompt as it is to be encoded for counting, and the tokens to add to those of its text.
 
     Raises ``UnknownMedia`` where the model has no rule for an item, or the template shows fewer than there are.
     """
     text, image_tokens = _expanded(text, [size for size in sizes if isinstance(size, ImageSize)], family.image)
     text, audio_tokens = _expanded(text, [size for size in sizes if isinstance(size, AudioSize)], family.audio)
-    return text, image_tokens + audio_tokens
+    text, video_tokens = _expanded(text, [size for size in sizes if isinstance(size, VideoSize)], family.video)
+    return text, image_tokens + audio_tokens + video_tokens
 
 
-def _measured(item: Item, remote: Mapping[str, ImageSize | AudioSize]) -> ImageSize | AudioSize:
+def noted(sizes: Sequence[MediaSize], family: Family) -> tuple[str, ...]:
+    """Texts within the items, whose tokens come on top, each encoded by itself."""
+    notes = family.video.notes if family.video is not None else None
+    if notes is None:
+        return ()
+    return tuple(note for size in sizes if isinstance(size, VideoSize) for note in notes(size))
+
+
+def size_of_item(data: Bytes, modality: Modality) -> MediaSize:
+    """The size of an item from its bytes. Raises ``UnknownMedia``."""
+    match modality:
+        case "image":
+            return image_size(data)
+        case "audio":
+            return audio_size(data)
+        case "video":
+            return video_size(data)
+
+
+def _measured(item: Item, remote: Mapping[str, MediaSize]) -> MediaSize:
     data = data_url_bytes(item.url)
     if data is not None:
-        return image_size(data) if item.modality == "image" else audio_size(data)
+        if item.modality == "video" and item.url[5:16].lower() == "video/jpeg;":
+            raise UnknownMedia("a video of single pictures")
+        return size_of_item(data, item.modality)
     if item.url not in remote:
         raise UnknownMedia("an item at a remote address")
     return remote[item.url]
@@ -93,7 +121,7 @@ def _with_stand_ins(message: Any, family: Family, numbers: dict[Modality, int]) 
 def _stand_in(part: Mapping[str, Any], family: Family, numbers: dict[Modality, int]) -> MediaPart:
     modality = _item(part).modality
     numbers[modality] += 1
-    rule = family.image if modality == "image" else family.audio
+    rule = {"image": family.image, "audio": family.audio, "video": family.video}[modality]
     if rule is None:
         raise UnknownMedia("what the model makes of this kind of media is not known here")
     extra = {key: value for key, value in part.items() if key not in KNOWN_PART_KEYS}
@@ -102,15 +130,15 @@ def _stand_in(part: Mapping[str, Any], family: Family, numbers: dict[Modality, i
 
 
 def _item(part: Mapping[str, Any]) -> Item:
-    """Raises ``UnknownMedia`` for embeddings, videos, items known by their uuid alone, and what vLLM refuses."""
+    """Raises ``UnknownMedia`` for embeddings, items known by their uuid alone, and what vLLM refuses."""
     kind, keyed = part.get("type"), part.get("uuid") is not None or part.get("type") is None
     for key, modality in _KEYS:
         if key in part if keyed else kind == key or (kind, key) == ("input_image", "image_url"):
             url = _url(part.get(key), key, strict=not keyed and kind != "input_image")
             if url is None:
                 raise UnknownMedia("an item that the server is to have cached")
-            return Item("image" if modality == "image" else "audio", url)
-    raise UnknownMedia("embeddings and videos are not counted here")
+            return Item(modality, url)
+    raise UnknownMedia("embeddings are not counted here")
 
 
 def _url(value: Any, key: str, *, strict: bool) -> str | None:

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from gateway.tokens.media.errors import UnknownMedia
-from gateway.tokens.media.family import Family, ModelFiles, Rule, only, whole
+from gateway.tokens.media.family import ModelFiles, Rule, only, whole
 from gateway.tokens.media.sizes import ImageSize
 
 _MOST_ASPECT = 200
@@ -15,21 +15,19 @@ _LEAST_PIXELS = 56 * 56
 _MOST_PIXELS = 28 * 28 * 1280
 
 
-def qwen_vl(files: ModelFiles, kwargs: Mapping[str, Any]) -> Family:
+def qwen_images(files: ModelFiles, kwargs: Mapping[str, Any]) -> Rule[ImageSize]:
     """``size`` or ``min_pixels`` and ``max_pixels`` bound the pixels (transformers' Qwen2VLImageProcessor)."""
     only(kwargs, ("min_pixels", "max_pixels", "size"))
     settings = files.image_processor
     merge = whole(settings, "merge_size", 2)
     patch = whole(settings, "patch_size", 14)
-    least, most = _pixels(settings, kwargs)
+    least, most = pixel_bounds(settings, kwargs, (_LEAST_PIXELS, _MOST_PIXELS))
 
     def tokens(size: ImageSize) -> int:
         height, width = smart_resize(size, patch * merge, least, most)
         return (height // patch) * (width // patch) // (merge * merge)
 
-    return Family(
-        image=Rule(placeholder="<|vision_start|><|image_pad|><|vision_end|>", target="<|image_pad|>", tokens=tokens)
-    )
+    return Rule(placeholder="<|vision_start|><|image_pad|><|vision_end|>", target="<|image_pad|>", tokens=tokens)
 
 
 def smart_resize(size: ImageSize, factor: int, least_pixels: int, most_pixels: int) -> tuple[int, int]:
@@ -51,8 +49,9 @@ def smart_resize(size: ImageSize, factor: int, least_pixels: int, most_pixels: i
     return new_height, new_width
 
 
-def _pixels(settings: Mapping[str, Any], kwargs: Mapping[str, Any]) -> tuple[int, int]:
-    size: dict[str, Any] = {"shortest_edge": _LEAST_PIXELS, "longest_edge": _MOST_PIXELS}
+def pixel_bounds(settings: Mapping[str, Any], kwargs: Mapping[str, Any], defaults: tuple[int, int]) -> tuple[int, int]:
+    """The least and the most pixels, by the processor's settings and arguments. Raises ``UnknownMedia``."""
+    size: dict[str, Any] = dict(zip(("shortest_edge", "longest_edge"), defaults, strict=True))
     for layer in (settings, kwargs):
         given = layer.get("size")
         if isinstance(given, Mapping):
