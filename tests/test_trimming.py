@@ -120,6 +120,23 @@ async def test_of_very_many_messages_the_texts_are_measured(
     assert isinstance(done, Shorter) and 500 < done.count.tokens <= 1500
 
 
+async def test_what_is_too_long_for_the_tokenizer_is_cut_like_any_other(
+    model_folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The counter says its bytes, written as JSON; the sums go by its text."""
+    monkeypatch.setattr("gateway.tokens.local.MAX_TEXT_CHARS", 60_000)
+    monkeypatch.setattr("gateway.api.history._VAST_CHARS", 50_000)
+    call = {"id": "c", "type": "function", "function": {"name": "f", "arguments": "{}"}}
+    messages = [
+        {"role": "user", "content": "Start."},
+        {"role": "assistant", "content": None, "tool_calls": [call]},
+        {"role": "tool", "tool_call_id": "c", "content": "a line of words\n" * 5_000},
+    ]
+    ask = chat.parse(json.dumps({"model": "m", "messages": messages}).encode(), "application/json")
+    done = await trimmed(model_folder, ask, 4000)
+    assert isinstance(done, Shorter) and 1000 < done.count.tokens <= 4000
+
+
 async def test_a_summary_stands_for_what_was_dropped(model_folder: Path) -> None:
     server = Server()
     settings = OverflowSettings(summary_model="sum", summary_url="http://s", summary_api_key=SecretStr("k"))

@@ -50,6 +50,8 @@ MOST_PARTS = 50_000
 # What is looked at of a conversation's opening, on the event loop.
 _OPENING_MESSAGES = 1_000
 _OPENING_PARTS = 1_000
+# The share of a longer message is taken from its texts, as what is cut out of them will be.
+_VAST_CHARS = 1_000_000
 _EMPTIED = "[reasoning removed by the gateway]"
 
 
@@ -69,7 +71,10 @@ def history_of(
     sketches = _READERS[ask.dialect](messages)
     if shares is not None and ask.dialect is Dialect.CHAT and len(shares[0]) == len(sketches):
         tokens, overhead = shares
-        items = tuple(replace(sketch.item, tokens=each) for sketch, each in zip(sketches, tokens, strict=True))
+        items = tuple(
+            replace(sketch.item, tokens=_size(sketch, measure) if _is_vast(sketch.item) else each)
+            for sketch, each in zip(sketches, tokens, strict=True)
+        )
         return History(items, overhead), measure
     sizes = [_size(sketch, measure) for sketch in sketches]
     apart = sum(measure(_json(ask.document[name])) for name in _APART if ask.document.get(name)) + FRAME_TOKENS
@@ -189,6 +194,11 @@ def _size(sketch: Sketch, measure: Measure) -> int:
     item = sketch.item
     texts = (*(text.text for text in (*item.texts, *item.reasoning)), *sketch.others)
     return FRAME_TOKENS + sum(map(measure, texts)) + MEDIA_TOKENS * len(item.media)
+
+
+def _is_vast(item: Item) -> bool:
+    """Whether the local counter may have shied at the message, and said its bytes."""
+    return sum(len(text.text) for text in item.texts) > _VAST_CHARS
 
 
 def _factor(total_tokens: int, sum_tokens: int) -> float:

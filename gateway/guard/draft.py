@@ -23,6 +23,8 @@ from gateway.history import (
 
 # What a template puts around a message.
 FRAME_TOKENS = 5
+# In shorter texts the template's own words tell more than how it writes them.
+_LEAST_SCALED_TOKENS = 200
 # What introduces a summary.
 SUMMARY_FRAME_TOKENS = 32
 
@@ -80,6 +82,7 @@ class Draft:
         self._texts: dict[tuple[int, int], str] = {}
         self._sizes: dict[tuple[int, int], int] = {}
         self._whole_sizes: dict[tuple[int, int], int] = {}
+        self._scales: dict[int, float] = {}
         self._thoughtless: set[int] = set()
         self._blind: set[int] = set()
         self._note_tokens = max(rules.note_tokens, measure(note(99_999))) + FRAME_TOKENS
@@ -126,6 +129,16 @@ class Draft:
             self._sizes[key] = self.measure(self.text(index, number))
         return self._sizes[key]
 
+    def scale(self, index: int) -> float:
+        """How many tokens of the item one token of its texts is. More than one where the template writes them in
+        another way (Llama 3.1 puts results of tools into JSON), so that what is cut out of them saves more, too."""
+        if index not in self._scales:
+            item = self.items[index]
+            mixed = item.media or item.calls or item.reasoning
+            said = 0 if mixed else sum(self.measure(text.text) for text in item.texts)
+            self._scales[index] = max(1.0, (item.tokens - FRAME_TOKENS) / said) if said > _LEAST_SCALED_TOKENS else 1.0
+        return self._scales[index]
+
     def was_shortened(self, index: int, number: int) -> bool:
         """Whether the text has a marker already."""
         return (index, number) in self._texts
@@ -146,7 +159,7 @@ class Draft:
         if after < before:
             self._texts[index, number] = text
             self._sizes[index, number] = after
-            self._set_tokens(index, self.tokens[index] - before + after)
+            self._set_tokens(index, self.tokens[index] - round((before - after) * self.scale(index)))
 
     def drop_reasoning(self, index: int) -> None:
         """Remove the thoughts of an item, unless the template does not show them anyway."""

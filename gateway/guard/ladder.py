@@ -64,11 +64,11 @@ def middle(draft: Draft, free: Sequence[int]) -> None:
     excess_tokens = draft.total_tokens - draft.low_tokens
     if excess_tokens <= 0 or not texts:
         return
-    sizes = {key: draft.size(*key) for key in texts}
+    sizes = {(index, number): round(draft.size(index, number) * draft.scale(index)) for index, number in texts}
     level = _level(list(sizes.values()), excess_tokens, draft.rules.tool_result_tokens)
     for (index, number), size in sizes.items():
         if size > level:
-            draft.shorten(index, number, level)
+            draft.shorten(index, number, int(level / draft.scale(index)))
 
 
 def _level(sizes: Sequence[int], excess_tokens: int, least: int) -> int:

@@ -59,7 +59,7 @@ class Outline:
         return len(self.units) - 1
 
     def asked(self, end: int) -> tuple[int, int] | None:
-        """The user's first and latest message of ``items[:end]``: of those a person typed, or any, if there are none."""
+        """The user's first and latest message of ``items[:end]``: of those a person typed, or of any, if none is."""
         for users in (self.typed, self.users):
             number = bisect_left(users, end)
             if number:

@@ -262,3 +262,13 @@ def test_a_trim_takes_time_in_proportion_to_the_history(kind: str) -> None:
     done = trim(full, 250, RULES, measure)
     assert time.process_time() - began_s < 30
     assert isinstance(done, Trimmed) == (kind in ("turns", "calls"))
+
+
+def test_what_the_template_writes_longer_is_saved_longer() -> None:
+    """Llama 3.1's puts results of tools into JSON. What that adds must not stay when the text is cut."""
+    written = replace(result(1000, "c"), tokens=1500)
+    full = history(user(), call(5, "c"), written)
+    done = trimmed(full, 300)
+    (cut,) = done.edits
+    assert isinstance(cut, Shorten)
+    assert 100 < 1.5 * measure(cut.text) < 250
