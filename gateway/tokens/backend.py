@@ -91,7 +91,7 @@ class Backends:
         try:
             status, document = await self._post(f"{url}{path}", body, headers, self._timeout_s)
         except Exception as error:  # whatever the client raises: this source has no answer
-            raise CannotCount(f"{url}{path} failed: {error or type(error).__name__}") from None
+            raise CannotCount(f"{url}{path} failed: {str(error) or type(error).__name__}") from None
         count = _count_in(path, document)
         if status == 200 and count is not None:
             return count
@@ -155,6 +155,10 @@ def _chat_body(prompt: ChatPrompt, model: str, vllm_version: str | None) -> dict
         variables.pop(known, None)
     if variables:
         body["chat_template_kwargs"] = variables
+    if prompt.mm_processor_kwargs:
+        body["mm_processor_kwargs"] = prompt.mm_processor_kwargs
+    if prompt.media_io_kwargs:
+        body["media_io_kwargs"] = prompt.media_io_kwargs
     if prompt.tools:
         version = _version(vllm_version)
         if version is not None and version < _TOOLS_SINCE:

@@ -37,6 +37,8 @@ async def test_a_chat_is_sent_with_all_that_changes_its_prompt() -> None:
         chat_template_kwargs={"x": 1, "tokenize": True},
         documents=[{"text": "d"}],
         reasoning_effort="none",
+        mm_processor_kwargs={"max_pixels": 1},
+        media_io_kwargs={"video": {"fps": 1}},
     )
     assert await ask(backend, prompt) == (12,)
     ((url, body, headers),) = backend.asked
@@ -56,6 +58,8 @@ async def test_a_chat_is_sent_with_all_that_changes_its_prompt() -> None:
             "enable_thinking": False,
         },
         "tools": [{"type": "function", "function": {"name": "f"}}],
+        "mm_processor_kwargs": {"max_pixels": 1},
+        "media_io_kwargs": {"video": {"fps": 1}},
     }
 
 
