@@ -21,10 +21,13 @@ from typing import Any
 import httpx2
 
 from bench.agent import Conversation, agent_conversation
+from bench.counting_phases import measure_phases, phases
+from gateway.api import body as bodies
 from gateway.api import chat
 from gateway.config import CountingSettings
 from gateway.exceptions import GatewayError
 from gateway.simulator.model import default_folder, ensure_model
+from gateway.tokens.local import LocalCounter
 from gateway.tokens.service import Counter, ServedModel
 
 TURNS = 40
@@ -135,6 +138,20 @@ async def measure_gap(counter: Counter, served: ServedModel, conversations: Sequ
         asyncio.Handle._run = run  # type: ignore[method-assign]
 
 
+def phases_by_kind(local: LocalCounter, quick: bool) -> dict[str, Any]:
+    """CPU of each phase, of turns that grew by tool results and of last turns never seen."""
+    cold = [agent_conversation(300 + n, TURNS, GROWTH_BYTES).body(TURNS - 1, MODEL) for n in range(4 if quick else 20)]
+    warm = []
+    for seed in range(400, 402 if quick else 408):
+        one = agent_conversation(seed, TURNS, GROWTH_BYTES)
+        turns = [
+            turn for turn in range(TURNS - LARGE_TURNS, TURNS) if one.messages[one.ends[turn] - 1]["role"] == "tool"
+        ]
+        warm += measure_phases(local, (one.body(turn, MODEL) for turn in turns), unmeasured=1)
+    by_kind = {"warm, large turns": warm, "cold, last turn": measure_phases(local, cold)}
+    return {kind: {name: asdict(each) for name, each in phases(of).items()} for kind, of in by_kind.items()}
+
+
 def measure_reference(
     folder: Path, conversations: Sequence[Conversation], counts: dict[tuple[int, int], int]
 ) -> tuple[list[tuple[float, float]], int]:
@@ -195,9 +212,10 @@ async def run(backend: str | None, quick: bool) -> dict[str, Any]:
         before = _resident_bytes()
         samples, counts = await measure_growth(counter, served, conversations)
         grown = _resident_bytes() - before
-        kept = counter.local(served)
+        kept_by_eight = counter.kept_bytes()["conversations"]
         cold = await measure_cold(counter, served, range(100, 104 if quick else 120))
         gaps = await measure_gap(counter, served, conversations)
+        kept_bytes = counter.kept_bytes() | {"bodies": bodies.kept_bytes()}
         reference, wrong = measure_reference(folder, conversations, counts)
         result: dict[str, Any] = {
             "counted": note,
@@ -206,10 +224,14 @@ async def run(backend: str | None, quick: bool) -> dict[str, Any]:
             "counts that differ from transformers": wrong,
             "ms": {f"warm, {name}": asdict(figures(each)) for name, each in samples.items() if each},
             **gaps,
-            "kept of conversations, MB (about)": kept.kept_bytes / 1e6 if kept is not None else 0.0,
+            "kept, MB (about)": {name: round(size / 1e6, 1) for name, size in kept_bytes.items()},
+            "kept of the growing conversations alone, MB (about)": kept_by_eight / 1e6,
             "memory grown by the conversations, MB": grown / 1e6,
             "load": os.getloadavg()[0],
         }
+        local = counter.local(served)
+        assert local is not None
+        result["CPU ms by phase"] = phases_by_kind(local, quick)
         result["ms"]["cold, last turn"] = asdict(figures(cold))
         result["ms"]["transformers, large turns"] = asdict(figures(reference))
         if backend is not None:
@@ -223,6 +245,22 @@ async def run(backend: str | None, quick: bool) -> dict[str, Any]:
 def _resident_bytes() -> int:
     pages = int(Path("/proc/self/statm").read_text().split()[1])
     return pages * os.sysconf("SC_PAGESIZE")
+
+
+def tables(measured: dict[str, dict[str, float]], by_phase: dict[str, dict[str, dict[str, float]]]) -> list[str]:
+    """The figures as Markdown, for docs/benchmarks.md."""
+    columns = ("wall_least_ms", "wall_p50_ms", "wall_p99_ms", "cpu_least_ms", "cpu_p50_ms", "cpu_p99_ms", "samples")
+    lines = [
+        "| ms | wall, least | wall p50 | wall p99 | CPU, least | CPU p50 | CPU p99 | samples |",
+        "|---|" + 7 * "---|",
+    ]
+    lines += [
+        f"| {name} | {' | '.join(f'{each[column]:.4g}' for column in columns)} |" for name, each in measured.items()
+    ]
+    for kind, of in by_phase.items():
+        lines += ["", f"| CPU ms, {kind} | least | p50 |", "|---|---|---|"]
+        lines += [f"| {name} | {each['least_ms']:.2f} | {each['p50_ms']:.2f} |" for name, each in of.items()]
+    return [*lines, ""]
 
 
 def main() -> None:
@@ -239,11 +277,7 @@ def main() -> None:
     if arguments.json:
         print(json.dumps(result, indent=1))
         return
-    print(f"{'':42} {'wall least':>10} {'p50':>8} {'p99':>8} {'CPU least':>10} {'p50':>8} {'p99':>8}   samples (ms)")
-    for name, each in result.pop("ms").items():
-        wall = f"{each['wall_least_ms']:10.2f} {each['wall_p50_ms']:8.2f} {each['wall_p99_ms']:8.2f}"
-        cpu = f"{each['cpu_least_ms']:10.2f} {each['cpu_p50_ms']:8.2f} {each['cpu_p99_ms']:8.2f}"
-        print(f"{name:42} {wall} {cpu}   {each['samples']}")
+    print("\n".join(tables(result.pop("ms"), result.pop("CPU ms by phase"))))
     for name, value in result.items():
         print(f"{name}: {round(value, 2) if isinstance(value, float) else value}")
 
