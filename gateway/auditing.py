@@ -147,7 +147,7 @@ async def _find(
         sent = {"content-type": "application/json", **headers}
         response = await client.post(f"{base_url}{sample.path}", content=body, headers=sent)
     except httpx2.HTTPError as error:
-        raise BackendFailed(f"{base_url}{sample.path} failed: {error or type(error).__name__}") from None
+        raise BackendFailed(f"{base_url}{sample.path} failed: {str(error) or type(error).__name__}") from None
     if count is None:
         known = _told(response.headers)
     kind, source, ours = known if known is not None else ("none", "none", None)

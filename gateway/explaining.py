@@ -274,7 +274,7 @@ async def _served(
             response = await client.get(f"{backend.url}/v1/models")
             cards = {card["id"]: card for card in response.json()["data"]}
         except (httpx2.HTTPError, ValueError, KeyError, TypeError) as error:
-            said = error or type(error).__name__
+            said = str(error) or type(error).__name__
             raise BackendFailed(f"{backend.url}/v1/models gave no list of models: {said}") from None
         names |= cards.keys()
         card = cards.get(wanted) or (next(iter(cards.values())) if len(cards) == 1 and not must else None)

@@ -66,7 +66,7 @@ class Summariser:
             async with asyncio.timeout(self._settings.summary_timeout_s):
                 text = await self._asked(span)
         except Exception as error:  # whatever the other side does, the plain note does it, too
-            log.warning("no summary by %s: %s", self._settings.summary_model, error or type(error).__name__)
+            log.warning("no summary by %s: %s", self._settings.summary_model, str(error) or type(error).__name__)
         finally:
             self._known.put(key, text, len(text.encode("utf-8", "surrogatepass")) + 64)
             del self._running[key]

@@ -173,6 +173,15 @@ async def test_without_a_summary_the_note_it_is_and_stays(server: Server) -> Non
     await summariser.close()
 
 
+async def test_the_log_says_why_there_is_no_summary(caplog: pytest.LogCaptureFixture) -> None:
+    """A timeout has no words of its own."""
+    settings = OverflowSettings(summary_model="sum", summary_timeout_s=0.05)
+    summariser = Summariser(settings, Server(delay_s=5).post, lambda model: ("http://own", None))
+    assert await summariser.summary("span", 3) is None
+    assert "no summary by sum: TimeoutError" in caplog.text
+    await summariser.close()
+
+
 async def test_all_who_want_one_summary_share_a_call() -> None:
     server = Server(delay_s=0.05)
     summariser = Summariser(OverflowSettings(summary_model="sum"), server.post, lambda model: ("http://own", "k"))

@@ -164,7 +164,7 @@ async def served(client: Any, url: str, wanted: str, must: bool, key: str | None
         response = await client.get(f"{base}/v1/models", headers=headers)
         cards = {card["id"]: card for card in response.json()["data"]}
     except (httpx2.HTTPError, ValueError, KeyError, TypeError) as error:
-        raise BackendFailed(f"{base}/v1/models gave no list of models: {error or type(error).__name__}") from None
+        raise BackendFailed(f"{base}/v1/models gave no list of models: {str(error) or type(error).__name__}") from None
     if wanted not in cards and (must or len(cards) != 1):
         raise BadInput(f"{base} does not serve {wanted}; it serves: {', '.join(cards) or 'nothing'} (see --model)")
     card = cards.get(wanted) or next(iter(cards.values()))

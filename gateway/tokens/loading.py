@@ -77,7 +77,7 @@ class Loading:
         except CannotLoad as error:
             outcome = error
         except Exception as error:  # a broken tokenizer must not take the gateway down
-            outcome = CannotLoad(f"loading {source} failed: {error or type(error).__name__}")
+            outcome = CannotLoad(f"loading {source} failed: {str(error) or type(error).__name__}")
         with contextlib.suppress(RuntimeError):  # the loop has ended meanwhile
             loop.call_soon_threadsafe(self._settle, load, outcome)
 

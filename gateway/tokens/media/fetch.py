@@ -61,7 +61,7 @@ class MediaFetcher:
             ):
                 return list(await asyncio.gather(*(self._fetch(session, item) for item in items)))
         except (aiohttp.ClientError, OSError, TimeoutError, ValueError) as error:
-            raise UnknownMedia(f"a remote item could not be had: {error or type(error).__name__}") from None
+            raise UnknownMedia(f"a remote item could not be had: {str(error) or type(error).__name__}") from None
 
     async def _fetch(self, session: aiohttp.ClientSession, item: Item) -> MediaSize:
         url = item.url
