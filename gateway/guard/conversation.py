@@ -9,6 +9,9 @@ from dataclasses import dataclass
 
 # An agent that was refused comes back with a shorter conversation at once, or after a summary was written.
 ADOPT_S = 300.0
+# Others begin conversations with the same key and system prompt meanwhile, and an agent has several of its own. To take
+# a few for refused ones costs each a refusal; to miss the one ends a session that bears but one.
+MOST_ADOPTED = 4
 
 # Claude Code's first system line changes with every request.
 _CHANGING = re.compile(r"x-anthropic-billing-header[^\n\"]*")
@@ -34,15 +37,15 @@ def identity(*, key: str, model: str, session: str, system: str, first_user: str
 class Conversations:
     """Conversations that were refused, at most ``most`` of them, each for ``expires_s`` after its last overflow.
 
-    An agent that compacts may change the first user message. So the next request that fits and comes from the same
-    scope within ``ADOPT_S`` is taken for what became of the refused one.
+    An agent that compacts may change the first user message. So the next conversations that fit and come from the same
+    scope within ``ADOPT_S``, ``MOST_ADOPTED`` at most, are taken for what became of the refused one.
     """
 
     def __init__(self, most: int, expires_s: float) -> None:
         self._most = most
         self._expires_s = expires_s
         self._refused: OrderedDict[bytes, float] = OrderedDict()
-        self._awaited: OrderedDict[bytes, float] = OrderedDict()
+        self._awaited: OrderedDict[bytes, tuple[float, int]] = OrderedDict()  # when refused, and how many to adopt
 
     def __len__(self) -> int:
         return len(self._refused)
@@ -53,7 +56,7 @@ class Conversations:
         self._remember(who.start, now_s)
         if before is not None and now_s - before <= self._expires_s:
             return True
-        self._awaited[who.scope] = now_s
+        self._awaited[who.scope] = now_s, MOST_ADOPTED
         self._awaited.move_to_end(who.scope)
         while len(self._awaited) > self._most:
             self._awaited.popitem(last=False)
@@ -61,14 +64,21 @@ class Conversations:
 
     def fitted(self, who: Identity, now_s: float) -> None:
         """Note a request that fits: it may be a refused conversation under a new start."""
-        refused_s = self._awaited.pop(who.scope, None)
-        if refused_s is not None and now_s - refused_s <= ADOPT_S:
+        if who.start in self._refused:  # it asks for a summary, say; what becomes of it is still to come
+            return
+        refused_s, adoptions = self._awaited.get(who.scope, (0.0, 0))
+        fresh = adoptions > 0 and now_s - refused_s <= ADOPT_S
+        if fresh:
             self._remember(who.start, now_s)
+        if fresh and adoptions > 1:
+            self._awaited[who.scope] = refused_s, adoptions - 1  # keeps its place in the order of time
+        else:
+            self._awaited.pop(who.scope, None)
 
     def awaits(self, now_s: float) -> bool:
         """Whether ``fitted`` would tell anything: a refused conversation may still come back."""
         while self._awaited:
-            scope, refused_s = next(iter(self._awaited.items()))
+            scope, (refused_s, _) = next(iter(self._awaited.items()))
             if now_s - refused_s <= ADOPT_S:
                 return True
             del self._awaited[scope]

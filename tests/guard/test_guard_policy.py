@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from gateway.exceptions import BadRequest
-from gateway.guard.conversation import ADOPT_S, Conversations, Identity, identity
+from gateway.guard.conversation import ADOPT_S, MOST_ADOPTED, Conversations, Identity, identity
 from gateway.guard.policy import Action, Choice, Policy, action, choice, larger_model
 
 SAID: dict[str, Any] = {
@@ -122,8 +122,21 @@ def test_a_compacted_conversation_is_known_by_its_new_start() -> None:
     known.fitted(who("another system", system="title"), 1)
     assert known.awaits(1), "a side call is no answer to the refusal"
     known.fitted(who("summary: fix it"), 2)
-    assert not known.awaits(3)
     assert known.overflowed(who("summary: fix it"), 500)
+
+
+def test_neither_its_own_call_for_a_summary_nor_another_conversation_takes_the_place_of_what_was_compacted() -> None:
+    """A team that shares one key: who compacts once a run must not be refused twice because others spoke meanwhile."""
+    known = Conversations(100, 3600)
+    known.overflowed(who("fix it"), 0)
+    known.fitted(who("fix it"), 1)
+    known.fitted(who("another user's"), 2)
+    known.fitted(who("summary: fix it"), 3)
+    assert known.overflowed(who("summary: fix it"), 500)
+    for number in range(MOST_ADOPTED):
+        known.fitted(who(f"more of others {number}"), 4)
+    assert not known.awaits(5), "but not all that begin are taken for it"
+    assert not known.overflowed(who("one too many"), 6)
 
 
 def test_what_comes_too_late_is_another_conversation() -> None:
