@@ -62,6 +62,8 @@ def _chat(document: Mapping[str, Any], messages: list[dict[str, Any]]) -> ChatPr
         add_special_tokens=truthy(document.get("add_special_tokens")),
         chat_template=text_or_none(document.get("chat_template")),
         chat_template_kwargs=kwargs if isinstance(kwargs, dict) else {},
+        mm_processor_kwargs=processor if isinstance(processor := document.get("mm_processor_kwargs"), dict) else {},
+        media_io_kwargs=loader if isinstance(loader := document.get("media_io_kwargs"), dict) else {},
     )
 
 

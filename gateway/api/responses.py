@@ -80,6 +80,8 @@ def prompt_of(document: Mapping[str, Any]) -> ChatPrompt | None:
         chat_template_kwargs=kwargs if isinstance(kwargs, dict) else {},
         reasoning_effort=text_or_none(reasoning.get("effort")) if isinstance(reasoning, dict) else None,
         responses=document,
+        mm_processor_kwargs=processor if isinstance(processor := document.get("mm_processor_kwargs"), dict) else {},
+        media_io_kwargs=loader if isinstance(loader := document.get("media_io_kwargs"), dict) else {},
     )
 
 

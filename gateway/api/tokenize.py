@@ -58,4 +58,6 @@ def _prompt(document: dict[str, Any]) -> ChatPrompt | TextPrompts | None:
         chat_template_kwargs=kwargs if isinstance(kwargs, dict) else {},
         documents=documents if isinstance(documents, list) else None,
         reasoning_effort=text_or_none(document.get("reasoning_effort")),
+        mm_processor_kwargs=processor if isinstance(processor := document.get("mm_processor_kwargs"), dict) else {},
+        media_io_kwargs=loader if isinstance(loader := document.get("media_io_kwargs"), dict) else {},
     )

@@ -12,11 +12,12 @@ import pytest
 from test_tokens_media_headers import png
 from tokens_helpers import FakeBackend, chat_ask
 
+from gateway.api.parsers import parser_of
 from gateway.config import CountingSettings
 from gateway.tokens import service
 from gateway.tokens.local import LocalCounter, TemplateOptions, load
 from gateway.tokens.service import Counter, ServedModel
-from gateway.types import CountKind
+from gateway.types import ChatPrompt, CountKind
 
 TEMPLATE = """{% for message in messages %}{% if message['content'] is string %}{{ message['content'] }}{% else %}
 {%- for part in message['content'] %}
@@ -79,3 +80,17 @@ async def test_wrong_counts_of_images_leave_text_trusted(counter: Counter) -> No
 )
 async def test_what_is_not_known_here_is_counted_elsewhere(counter: Counter, url: str, source: str) -> None:
     assert (await counter.count(ask(url), replace(MODEL))).source == source
+
+
+@pytest.mark.parametrize(
+    ("path", "conversation"),
+    [("/v1/chat/completions", "messages"), ("/v1/responses", "input"), ("/v1/embeddings", "messages")],
+)
+def test_arguments_of_processors_and_loaders_are_read_in_every_dialect_that_has_them(
+    path: str, conversation: str
+) -> None:
+    given = {"mm_processor_kwargs": {"max_pixels": 7840}, "media_io_kwargs": {"video": {"fps": 1}}}
+    body = {"model": "m", conversation: [{"role": "user", "content": "hi"}], **given}
+    prompt = parser_of("POST", path)(json.dumps(body).encode(), "application/json", path).prompt
+    assert isinstance(prompt, ChatPrompt)
+    assert (prompt.mm_processor_kwargs, prompt.media_io_kwargs) == tuple(given.values())
