@@ -104,15 +104,19 @@ class Fitter:
         return await self._overflowed(Fitted(ask, model, count, (), served.name, (ask, count)), verdict, chosen, signs)
 
     async def contradicted(self, fitted: Fitted, said: Overflow, signs: Signs) -> Fitted | None:
-        """A backend says that ``fitted`` overflows: what an estimate could not know. ``None``: its answer stands."""
+        """A backend says that ``fitted`` overflows: what an estimate could not know. ``None``: its answer stands.
+        Raises ``ContextOverflow`` like ``fit``, with our count where the backend did not count to the end."""
         ask, model = fitted.ask, fitted.model
         if fitted.corrections >= MOST_CORRECTIONS or said.prompt_tokens <= 0:
             return None
         chosen = self._choice(fitted.original[0], model, signs)
-        if chosen.policy is Policy.PASS:
-            return None
         # What it said is exact and about the whole prompt, unless it stopped counting at its window ("at least 4097").
         least = said.prompt_tokens <= said.window_tokens + 1
+        if chosen.policy is Policy.PASS:
+            if least and fitted.count.kind is CountKind.EXACT and fitted.count.tokens > said.prompt_tokens:
+                asked = ask.output_tokens or said.output_tokens
+                raise ContextOverflow(replace(said, prompt_tokens=fitted.count.tokens, output_tokens=asked))
+            return None
         tokens = max(said.prompt_tokens, fitted.count.total_tokens) if least else said.prompt_tokens
         count = replace(fitted.count, tokens=tokens, total_tokens=tokens, kind=CountKind.EXACT)
         verdict = fit(ask, count, {"": said.window_tokens}, self._settings.fitting, self._floor(model))

@@ -93,7 +93,10 @@ def test_a_header_asks_for_a_policy(gateway: Gateway, backends: Backends) -> Non
 
     assert_trimmed(ask("trim"), backends)
     assert refused(ask("reject")) and refused(ask("reject"))
-    assert refused(ask("pass"))  # the backend's own refusal, in words that clients know
+    passed = ask("pass")  # the backend's own refusal, in words that clients know
+    assert refused(passed)
+    counted = int(passed.headers["x-kvgate-prompt-tokens"])
+    assert f"({counted} in the messages, 8 in the completion)" in passed.json()["error"]["message"]
     wrong = ask("shorten")
     assert wrong.status_code == 400 and "there are: auto, reject, trim" in wrong.json()["error"]["message"]
 
