@@ -55,9 +55,9 @@ class Simulator:
         }
         if version.since(0, 12):
             generating["/v1/messages"] = more_routes.messages
-        if version.since(0, 17, 1):
-            generating["/v1/messages/count_tokens"] = more_routes.count_tokens
         plain: dict[str, Handler] = {"/tokenize": more_routes.tokenize, "/detokenize": more_routes.detokenize}
+        if version.since(0, 17, 1):
+            plain["/v1/messages/count_tokens"] = more_routes.count_tokens
         routes = [Route(path, self._generating(handler), methods=["POST"]) for path, handler in generating.items()]
         routes += [Route(path, self._answering(handler), methods=["POST"]) for path, handler in plain.items()]
         routes += [
