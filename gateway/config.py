@@ -154,6 +154,7 @@ class ModelSettings(Section):
         default_factory=dict, description="As the server's --mm-processor-kwargs."
     )
     media_io_kwargs: dict[str, Any] = Field(default_factory=dict, description="As the server's --media-io-kwargs.")
+    interleave_mm_strings: bool = Field(default=False, description="As the server's --interleave-mm-strings.")
     render_url: str | None = Field(
         default=None, description="Base URL of a `vllm launch render` beside the backends, which then counts."
     )

@@ -159,7 +159,7 @@ class LocalCounter:
                 return self.count(prompt, default_kwargs)[0]
             family = family_of(self._files, kwargs, {item.modality for item in items})
             sizes = measured(items, remote)
-            stood_in = replace(prompt, messages=with_stand_ins(prompt.messages, family))
+            stood_in = replace(prompt, messages=with_stand_ins(prompt.messages, family, kwargs.interleave))
             text, added = expanded(self.render(stood_in, default_kwargs), sizes, family)
             notes = noted(sizes, family)
         except UnknownMedia as error:

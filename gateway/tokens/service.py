@@ -307,7 +307,11 @@ class Counter:
         settings = self._models.get(model.name, _PLAIN)
         defaults = settings.default_chat_template_kwargs
         processor = ProcessorKwargs(
-            settings.mm_processor_kwargs, prompt.mm_processor_kwargs, settings.media_io_kwargs, prompt.media_io_kwargs
+            settings.mm_processor_kwargs,
+            prompt.mm_processor_kwargs,
+            settings.media_io_kwargs,
+            prompt.media_io_kwargs,
+            settings.interleave_mm_strings,
         )
         loop = asyncio.get_running_loop()
         return (await loop.run_in_executor(self._renders, local.count_media, prompt, defaults, processor, remote),)

@@ -84,6 +84,20 @@ def test_templates_of_strings_get_placeholders_before_the_text_of_a_message() ->
     assert seen(messages, "string") == ["<img>\n<img>\nAudio 1: <a>\na\nb", "<img>", "Audio 2: <a>\nc"]
 
 
+def test_placeholders_stand_where_the_items_are_if_the_server_interleaves() -> None:
+    messages = user(text("a"), image(), text("b"), image())
+    stood_in = with_stand_ins(messages, FAMILY, inline=True)
+    assert conversation(stood_in, "string")[0]["content"] == "a\n<img>\nb\n<img>"
+    assert conversation(stood_in, "openai")[0]["content"] == [
+        text("a"),
+        {"type": "image"},
+        text("b"),
+        {"type": "image"},
+    ]
+    with pytest.raises(UnknownMedia):
+        conversation(with_stand_ins(user(text("<img>"), image()), FAMILY, inline=True), "string")
+
+
 def test_placeholders_that_the_client_wrote_are_not_added_again() -> None:
     assert seen(user(image(), text("look: <img> there"), image()), "string") == ["<img>\nlook: <img> there"]
     with pytest.raises(UnknownMedia):

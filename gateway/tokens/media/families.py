@@ -69,12 +69,16 @@ VIDEOS: Mapping[str, tuple[VideoBuild, str]] = {
 
 @dataclass(frozen=True, slots=True)
 class ProcessorKwargs:
-    """Arguments of the server and of the request: ``mm_processor_kwargs`` and ``media_io_kwargs``."""
+    """Arguments of the server and of the request: ``mm_processor_kwargs`` and ``media_io_kwargs``.
+
+    ``interleave``: the server runs with ``--interleave-mm-strings``.
+    """
 
     server: Mapping[str, Any] = field(default_factory=dict)
     request: Mapping[str, Any] = field(default_factory=dict)
     server_io: Mapping[str, Any] = field(default_factory=dict)
     request_io: Mapping[str, Any] = field(default_factory=dict)
+    interleave: bool = False
 
 
 def family_of(files: ModelFiles, kwargs: ProcessorKwargs, modalities: Collection[str]) -> Family:

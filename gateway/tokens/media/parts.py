@@ -51,12 +51,14 @@ def is_media(part: Any) -> bool:
 class MediaPart(dict[str, Any]):
     """What a template that takes parts sees: ``{"type": "image"}`` and the part's unknown keys.
 
-    ``placeholder`` is the text that stands for the item where the template takes strings; ``None``: none.
+    ``placeholder`` is the text that stands for the item where the template takes strings; ``None``: none. ``inline``:
+    it stands where the item is, not before the message's text (``--interleave-mm-strings``).
     """
 
-    def __init__(self, seen: Mapping[str, Any], placeholder: str | None) -> None:
+    def __init__(self, seen: Mapping[str, Any], placeholder: str | None, inline: bool = False) -> None:
         super().__init__(seen)
         self.placeholder = placeholder
+        self.inline = inline and placeholder is not None
 
 
 def placeholders_first(message: Any) -> Any:
@@ -71,7 +73,11 @@ def placeholders_first(message: Any) -> Any:
     media = [part for part in content if isinstance(part, MediaPart)]
     if not media:
         return message
-    rest = [part for part in content if not isinstance(part, MediaPart)]
+    rest = [
+        {"type": "text", "text": part.placeholder} if isinstance(part, MediaPart) else part
+        for part in content
+        if not isinstance(part, MediaPart) or part.inline
+    ]
     missing = _missing([part.placeholder for part in media if part.placeholder], "\n".join(map(_text, rest)))
     first = [{"type": "text", "text": "\n".join(missing)}] if missing else []
     return {**message, "content": first + rest}

@@ -45,10 +45,10 @@ def find_items(messages: Sequence[Any]) -> list[Item]:
     ]
 
 
-def with_stand_ins(messages: Sequence[Any], family: Family) -> list[Any]:
-    """The messages with a ``MediaPart`` for each item."""
+def with_stand_ins(messages: Sequence[Any], family: Family, inline: bool = False) -> list[Any]:
+    """The messages with a ``MediaPart`` for each item; ``inline`` as there."""
     numbers: dict[Modality, int] = {"image": 0, "audio": 0, "video": 0}
-    return [_with_stand_ins(message, family, numbers) for message in messages]
+    return [_with_stand_ins(message, family, numbers, inline) for message in messages]
 
 
 def measured(items: Sequence[Item], remote: Mapping[str, MediaSize]) -> list[MediaSize]:
@@ -111,14 +111,15 @@ def _expanded(text: str, sizes: Sequence[_Size], rule: Rule[_Size] | None) -> tu
     return (text if rule.stand_in is None else rule.stand_in.join(pieces)), added
 
 
-def _with_stand_ins(message: Any, family: Family, numbers: dict[Modality, int]) -> Any:
+def _with_stand_ins(message: Any, family: Family, numbers: dict[Modality, int], inline: bool) -> Any:
     content = message.get("content") if isinstance(message, Mapping) else None
     if not isinstance(content, list) or not any(map(is_media, content)):
         return message
-    return {**message, "content": [_stand_in(part, family, numbers) if is_media(part) else part for part in content]}
+    parts = [_stand_in(part, family, numbers, inline) if is_media(part) else part for part in content]
+    return {**message, "content": parts}
 
 
-def _stand_in(part: Mapping[str, Any], family: Family, numbers: dict[Modality, int]) -> MediaPart:
+def _stand_in(part: Mapping[str, Any], family: Family, numbers: dict[Modality, int], inline: bool) -> MediaPart:
     modality = _item(part).modality
     numbers[modality] += 1
     rule = {"image": family.image, "audio": family.audio, "video": family.video}[modality]
@@ -126,7 +127,7 @@ def _stand_in(part: Mapping[str, Any], family: Family, numbers: dict[Modality, i
         raise UnknownMedia("what the model makes of this kind of media is not known here")
     extra = {key: value for key, value in part.items() if key not in KNOWN_PART_KEYS}
     placeholder = rule.placeholder and rule.placeholder.replace("{number}", str(numbers[modality]))
-    return MediaPart({"type": modality, **extra}, placeholder)
+    return MediaPart({"type": modality, **extra}, placeholder, inline)
 
 
 def _item(part: Mapping[str, Any]) -> Item:
