@@ -54,7 +54,7 @@ def test_page_lists_every_outcome() -> None:
     listed = {
         name for cells in rows(section(PAGE, "Outcomes and reasons")) if len(cells) == 2 for name in quoted(cells[0])
     }
-    code = (CODE / "serving.py").read_text(encoding="utf-8")
+    code = "".join((CODE / name).read_text(encoding="utf-8") for name in ("serving.py", "answering.py", "trace.py"))
     set_in_code = set(re.findall(r'outcome(?:: str)? = f?"([^"]+)"', code))
     upstream = "upstream_{status // 100}xx"
     assert upstream in set_in_code

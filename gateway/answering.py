@@ -1,0 +1,272 @@
+"""One request at one backend: send it, relay what comes back, and check what the backend says it cost."""
+
+from __future__ import annotations
+
+import time
+from urllib.parse import quote
+
+from gateway.api.errors import StreamPlace, sse_error
+from gateway.api.rewrite import upstream_body
+from gateway.api.upstream_errors import client_error, error_event, event_error, read_error, read_overflow
+from gateway.config import Settings
+from gateway.exceptions import BackendBusy, BackendFailed, ContextOverflow
+from gateway.fitting import trim_headers
+from gateway.fleet.fleet import Fleet
+from gateway.observe.metrics import Metrics
+from gateway.relay.client import Client, Scope
+from gateway.relay.events import EventStream
+from gateway.relay.exchange import HOP_BY_HOP, is_event_stream, passed_headers, relay_bytes, relay_events
+from gateway.relay.gate import Lease
+from gateway.relay.repair import StreamRepair
+from gateway.relay.sse import cached_tokens_of, output_tokens_of, prompt_tokens_of, usage_of
+from gateway.relay.told import TRUE, UsageTold
+from gateway.relay.upstream import Upstream, UpstreamResponse
+from gateway.tokens.service import Counter
+from gateway.trace import Trace, counted, repaired
+from gateway.types import Ask, Dialect
+
+# What a client says to us and not to the backend. Its credentials are ours to check; bodies are relayed uncompressed.
+NOT_FORWARDED = HOP_BY_HOP | {
+    "host",
+    "content-length",
+    "authorization",
+    "x-api-key",
+    "cookie",
+    "accept-encoding",
+    "expect",
+}
+
+# Answers of counted dialects are read whole, so that another backend can take over until the end and their usage can be
+# checked. Only one with logprobs of a very long output comes near this; beyond it the backend is taken for broken.
+READ_WHOLE_BYTES = 256 << 20
+
+# Statuses after which another backend may do better: it is busy, restarting, or a proxy before it gave up.
+RETRY_STATUSES = frozenset({502, 503, 504})
+
+# Characters that stand for themselves in a path (RFC 3986, pchar); "%", "?" and "#" of a decoded path do not.
+UNQUOTED = "/:@!$&'()*+,;="
+
+
+class Answering:
+    """Has backends answer requests."""
+
+    def __init__(
+        self, settings: Settings, fleet: Fleet, counter: Counter, upstream: Upstream, metrics: Metrics
+    ) -> None:
+        self._settings = settings
+        self._fleet = fleet
+        self._counter = counter
+        self._upstream = upstream
+        self._metrics = metrics
+
+    async def exchange(self, scope: Scope, ask: Ask, lease: Lease, client: Client, trace: Trace) -> None:
+        """Send the request to the lease's backend and relay what comes back."""
+        backend = lease.backend
+        if trace.called_s is None:
+            trace.called_s = time.monotonic()
+            self._note_clamp(ask, lease, trace)
+        # truncate_prompt_tokens −1 cuts to the window of the backend taken, which is not known when tokens are counted.
+        longest_tokens = trace.count.tokens if trace.count is not None else 0
+        trace.cut_by_backend = ask.truncate_prompt_tokens == -1 and longest_tokens >= lease.offer.window_tokens
+        try:
+            response = await self._open(scope, ask, lease, trace)
+            try:
+                self._metrics.upstream_responses.labels(backend.name, f"{response.status // 100}xx").inc()
+                await self._relay(ask, lease, response, client, trace)
+            finally:
+                response.close()
+        except BackendBusy:
+            raise
+        except BackendFailed:
+            self._fleet.note_failure(backend.name)
+            raise
+        self._fleet.note_success(backend.name)
+
+    async def _open(self, scope: Scope, ask: Ask, lease: Lease, trace: Trace) -> UpstreamResponse:
+        relay = self._settings.relay
+        query = scope["query_string"].decode("latin-1")
+        return await self._upstream.open(
+            scope["method"],
+            lease.backend.url + quote(ask.path, safe=UNQUOTED) + (f"?{query}" if query else ""),
+            self._forwarded(scope, lease, trace),
+            upstream_body(ask, lease.offer) if ask.body else None,
+            relay.first_byte_timeout_s if ask.stream else relay.answer_timeout_s,
+        )
+
+    async def _relay(self, ask: Ask, lease: Lease, response: UpstreamResponse, client: Client, trace: Trace) -> None:
+        if response.status in RETRY_STATUSES:
+            await self._give_up_on(response)
+        explained = self._explained(trace, ask, lease)
+        headers = [*passed_headers(response), ("x-request-id", trace.request_id), *explained]
+        if response.status >= 400:
+            await self._relay_error(ask, lease, response, client, trace, explained)
+        elif is_event_stream(response):
+            headers += [("cache-control", "no-cache"), ("x-accel-buffering", "no")]
+            await self._relay_events(ask, lease, response, client, trace, headers)
+        elif response.headers.get("content-type", "").startswith("application/json") and ask.counted:
+            await self._relay_json(lease, response, client, trace, headers)
+        elif ask.counted and ask.dialect is not Dialect.POOLING:  # embeddings may come as bare floats
+            raise BackendFailed("The backend answered with something that is not JSON. Try again.")
+        else:
+            await relay_bytes(client, response, headers, lease, trace.progress, self._settings.relay)
+        if response.status < 400:
+            lease.finished(trace.progress.output_tokens, trace.progress.cached_tokens)
+        self._check(trace)
+
+    async def _relay_events(
+        self,
+        ask: Ask,
+        lease: Lease,
+        response: UpstreamResponse,
+        client: Client,
+        trace: Trace,
+        headers: list[tuple[str, str]],
+    ) -> None:
+        """A stream of events, put right on the way and ended with an error where the backend fails."""
+        window = lease.offer.window_tokens
+        repair = StreamRepair(
+            ask.dialect,
+            lease.offer.output_tokens,
+            self._told(lease, trace),
+            self._settings.repairs.disable,
+            lambda data: event_error(data, ask.dialect, window),
+            lambda error: error_event(error, ask.dialect, StreamPlace(*repair.place(), ask.model)),
+        )
+        try:
+            await relay_events(
+                client,
+                response,
+                headers,
+                EventStream(ask, repair),
+                lease,
+                trace.progress,
+                self._settings.relay,
+                lambda error: sse_error(error, ask.dialect, StreamPlace(*repair.place(), ask.model)),
+            )
+        finally:
+            for name in repair.names:
+                self._metrics.repairs.labels(name).inc()
+
+    def _told(self, lease: Lease, trace: Trace) -> UsageTold:
+        """How usage is told to the client: as it is, unless the operator wants it otherwise."""
+        override = self._settings.models.get(trace.model)
+        believed_tokens = override.client_window_tokens if override else None
+        untrimmed = self._settings.fitting.report_usage == "untrimmed"
+        added = trace.fitted.trimmed_tokens if untrimmed and trace.fitted is not None else 0
+        if not added and not believed_tokens:
+            return TRUE
+        return UsageTold(added, believed_tokens / lease.offer.window_tokens if believed_tokens else 1.0)
+
+    async def _relay_json(
+        self,
+        lease: Lease,
+        response: UpstreamResponse,
+        client: Client,
+        trace: Trace,
+        headers: list[tuple[str, str]],
+    ) -> None:
+        """A whole answer: read to its end, so that until then another backend can take over, and its usage checked."""
+        body = await response.read(READ_WHOLE_BYTES, self._settings.relay.idle_timeout_s)
+        progress = trace.progress
+        progress.first_byte_s = time.monotonic()
+        try:
+            usage = usage_of(body)
+        except ValueError:
+            raise BackendFailed("The backend answered with something that is not JSON. Try again.") from None
+        progress.prompt_tokens, progress.output_tokens = prompt_tokens_of(usage), output_tokens_of(usage)
+        progress.cached_tokens = cached_tokens_of(usage)
+        response.release()
+        body = self._told(lease, trace).tell_in(body)
+        await client.answer(response.status, headers, body)
+
+    async def _relay_error(
+        self,
+        ask: Ask,
+        lease: Lease,
+        response: UpstreamResponse,
+        client: Client,
+        trace: Trace,
+        explained: list[tuple[str, str]],
+    ) -> None:
+        """A backend's own refusal keeps its meaning; one that clients could misread is worded anew."""
+        body = await response.read(READ_WHOLE_BYTES, self._settings.relay.idle_timeout_s)
+        response.release()
+        if ask.counted and response.status == 400:
+            overflow = read_overflow(read_error(400, body).message, ask.dialect, lease.offer.window_tokens)
+            if overflow is not None:
+                raise ContextOverflow(overflow)
+        status, headers, body = client_error(
+            response.status, body, ask.dialect, trace.request_id, lease.offer.window_tokens, trace.caller
+        )
+        trace.outcome = f"upstream_{status // 100}xx"
+        await client.answer(status, headers + explained, body)
+
+    async def _give_up_on(self, response: UpstreamResponse) -> None:
+        """Another backend may do better: raise what this one said."""
+        said = read_error(
+            response.status, await response.read(READ_WHOLE_BYTES, self._settings.relay.idle_timeout_s)
+        ).message
+        response.release()
+        if response.status == 503:
+            raise BackendBusy(said)
+        raise BackendFailed(f"The backend answered {response.status}. Try again.")
+
+    def _forwarded(self, scope: Scope, lease: Lease, trace: Trace) -> dict[str, str]:
+        """The client's headers as the backend gets them, with the backend's own credentials."""
+        headers = {
+            name: _text(value)
+            for name, value in ((raw.decode("latin-1"), value) for raw, value in scope["headers"])
+            if name not in NOT_FORWARDED and not name.startswith("x-kvgate-")
+        }
+        headers["x-request-id"] = trace.request_id
+        headers["accept-encoding"] = "identity"
+        if lease.backend.priority_scheduling:
+            headers["x-vllm-priority"] = str(lease.rank - 1)  # 0.32; lower is sooner, as with us
+        if lease.backend.api_key:
+            headers["authorization"] = f"Bearer {lease.backend.api_key.get_secret_value()}"
+        return headers
+
+    def _explained(self, trace: Trace, ask: Ask, lease: Lease) -> list[tuple[str, str]]:
+        """The headers that tell the client what was done. Documented in docs/headers.md."""
+        offer = lease.offer
+        headers = [
+            ("x-kvgate-backend", lease.backend.name),
+            ("x-kvgate-queue-wait-ms", str(round(trace.queue_wait_s * 1000))),
+        ]
+        if trace.count is not None:
+            headers += counted(trace.count)
+            headers.append(("x-kvgate-window", str(offer.window_tokens)))
+            if offer.output_tokens:
+                headers.append(("x-kvgate-output-tokens", str(offer.output_tokens)))
+            if offer.clamped and ask.output_tokens is not None:
+                headers.append(("x-kvgate-clamped-from", str(ask.output_tokens)))
+        if trace.fitted is not None:
+            headers += trim_headers(trace.fitted)
+        return headers + repaired(trace.repairs)
+
+    def _note_clamp(self, ask: Ask, lease: Lease, trace: Trace) -> None:
+        given_tokens = lease.offer.output_tokens
+        if lease.offer.clamped and given_tokens is not None:
+            self._metrics.clamped_requests.labels(trace.model).inc()
+            self._metrics.clamped_tokens.labels(trace.model).inc(max(0, (ask.output_tokens or 0) - given_tokens))
+
+    def _check(self, trace: Trace) -> None:
+        """Hold our count against the backend's usage, and record both."""
+        progress, count = trace.progress, trace.count
+        if progress.output_tokens is not None:
+            self._metrics.output_tokens.labels(trace.model).inc(progress.output_tokens)
+        if progress.prompt_tokens is None:
+            return
+        self._metrics.prompt_tokens.labels(trace.model).inc(progress.prompt_tokens)
+        if count is not None and not trace.cut_by_backend:
+            error_tokens = self._counter.observe(trace.counted_as, count, progress.prompt_tokens)
+            if error_tokens is not None:
+                self._metrics.checked(trace.model, count, error_tokens)
+
+
+def _text(value: bytes) -> str:
+    """A header's value such that aiohttp, which writes UTF-8, sends the same bytes again if they are UTF-8."""
+    try:
+        return value.decode()
+    except UnicodeDecodeError:
+        return value.decode("latin-1")
