@@ -52,8 +52,8 @@ def qwen2_frames(video: VideoSize, io: Mapping[str, Any]) -> int:
     aim = min(max(aim, io.get("min_frames", _LEAST_FRAMES)), most, video.frames) // 2 * 2
     if aim <= 0:
         raise UnknownMedia("a video of too few frames for the model", refused=True)
-    frames: float = video.frames
-    return math.ceil(frames / (frames / aim))
+    step: float = video.frames / aim
+    return math.ceil(video.frames / step)
 
 
 def qwen3_frames(video: VideoSize, io: Mapping[str, Any]) -> list[int]:
