@@ -21,6 +21,7 @@ from gateway.tokens.clock import BackendClock
 from gateway.tokens.errors import CannotCount, CannotLoad
 from gateway.tokens.estimate import Estimator, Size, size_of
 from gateway.tokens.growing import Counted
+from gateway.tokens.limits import refuse_absurd
 from gateway.tokens.loading import WAIT_S, Loading
 from gateway.tokens.local import LocalCounter, TemplateOptions, load
 from gateway.tokens.media.errors import UnknownMedia
@@ -284,6 +285,7 @@ class Counter:
     ) -> tuple[tuple[int, ...], Chain]:
         if "local" in state.distrusted:
             raise CannotCount(state.distrusted["local"])
+        refuse_absurd(prompt)
         local = await self._local(model)
         defaults = self._models.get(model.name, _PLAIN).default_chat_template_kwargs
         inline = body_bytes <= INLINE_BYTES and local.encoder.is_fast
@@ -302,6 +304,7 @@ class Counter:
         for source in ("local", LOCAL_MEDIA):
             if source in state.distrusted:
                 raise CannotCount(state.distrusted[source], media=True)
+        refuse_absurd(prompt)
         local = await self._local(model)
         remote = await self._remote_sizes(prompt)
         settings = self._models.get(model.name, _PLAIN)
