@@ -40,7 +40,7 @@ def outcome(counter: LocalCounter, prompt: ChatPrompt) -> Any:
 
 
 @pytest.mark.timeout(900)
-@settings(max_examples=EXAMPLES or 300, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=EXAMPLES or 100, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(st.lists(MESSAGES, min_size=1, max_size=8), st.sampled_from([None, TOOLS]), st.booleans(), st.data())
 def test_parts_of_a_conversation_add_up_to_the_whole(
     qwen: LocalCounter, plain: LocalCounter, messages: list[Any], tools: Any, opens: bool, data: st.DataObject
