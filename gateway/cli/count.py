@@ -43,9 +43,7 @@ def configure(parser: argparse.ArgumentParser) -> None:
         action="store_true",
         help="FILE has a request a line: send each to the backend for one token and compare",
     )
-    parser.add_argument(
-        "--gateway", action="store_true", help="with --audit: URL is a kvgate's"
-    )
+    parser.add_argument("--gateway", action="store_true", help="with --audit: URL is a kvgate's")
     parser.add_argument("--api-key", metavar="KEY", help="with --audit: sent as a bearer token")
     parser.add_argument("--model", help="served name at the backend (default: the request's, or its only one)")
     parser.add_argument("--chat-template", type=Path, metavar="FILE", help="as the server's --chat-template")

@@ -96,9 +96,7 @@ def test_a_prompt_beyond_every_window_is_refused_in_the_dialect(gateway: Gateway
     assert answer.json().get("type") == ("error" if path == "/v1/messages" else None)
 
 
-@pytest.mark.parametrize(
-    "name", ["tool offered", "parallel calls and results", "thinking off", "emoji", "effort none"]
-)
+@pytest.mark.parametrize("name", ["tool offered", "parallel calls and results", "thinking off", "emoji", "effort none"])
 def test_tokenize_is_answered_here_as_the_server_answers_it(gateway: Gateway, backends: Backends, name: str) -> None:
     body = {"model": backends.model, **CASES[name]}
     if "reasoning_effort" in body:  # the server's /tokenize does not know it
