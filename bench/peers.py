@@ -16,9 +16,10 @@ from pathlib import Path
 from gateway.planner.cards import card_of_memory
 from gateway.planner.catalogue import find
 from gateway.planner.geometry import read_geometry
-from gateway.planner.plan import Subject, Wish, make_plan
+from gateway.planner.plan import make_plan
 from gateway.planner.speculation import parse_speculation
 from gateway.planner.versions import behaviour_of
+from gateway.planner.wish import Subject, Wish
 
 PACKAGES = ("hf-mem", "kvfit", "llm-d-planner", "vllm-wizard")
 

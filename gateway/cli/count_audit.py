@@ -12,7 +12,7 @@ from typing import Any
 import httpx2
 
 from gateway.auditing import CountOf, Finding, Sample, audit, samples
-from gateway.cli.count import TIMEOUT_S, BadInput, served
+from gateway.cli.served import TIMEOUT_S, BadInput, served
 from gateway.config import CountingSettings, ModelSettings, base_url
 from gateway.tokens.service import Counter, ServedModel
 

@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
     from gateway.planner.cards import Card
     from gateway.planner.matrix import Cell
-    from gateway.planner.plan import Wish
+    from gateway.planner.wish import Wish
 
 _EXAMPLES = """examples:
   kvgate plan Qwen/Qwen2.5-32B-Instruct-AWQ --gpu "RTX 4090" --context 16384
@@ -155,8 +155,8 @@ def _draw(path: Path, cells: Sequence[Cell], card: Card) -> None:
 
 def _wish(options: argparse.Namespace) -> Wish:
     from gateway.planner.errors import ContradictoryFlags
-    from gateway.planner.plan import Wish
     from gateway.planner.speculation import parse_speculation
+    from gateway.planner.wish import Wish
 
     adapters, _, rank = (options.lora or "0").partition(":")
     if not _is_number(adapters) or (rank and not _is_number(rank)):

@@ -10,8 +10,9 @@ from gateway.planner import pool as pools
 from gateway.planner.bounded import Answer, Asker, Unanswered
 from gateway.planner.errors import PlannerError
 from gateway.planner.figures import GIB, gib_text, tokens_text
-from gateway.planner.plan import Plan, Wish, make_plan
+from gateway.planner.plan import Plan, make_plan
 from gateway.planner.versions import behaviour_of
+from gateway.planner.wish import Wish
 
 _LABEL = re.compile(r'(\w+)="((?:[^"\\]|\\.)*)"')
 _TOOL = {

@@ -10,8 +10,8 @@ from gateway.planner.weights import canonical_quant, quant_of
 if TYPE_CHECKING:
     from gateway.planner.cards import Card
     from gateway.planner.geometry import ModelGeometry
-    from gateway.planner.plan import Subject, Wish
     from gateway.planner.versions import Behaviour
+    from gateway.planner.wish import Subject, Wish
 
 # Quantisations vLLM applies itself while it loads a wide checkpoint, in the spelling of its --quantization (0.32).
 _WHILE_LOADING = {"fp8": "fp8", "bnb-4bit": "bitsandbytes"}

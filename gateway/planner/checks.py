@@ -9,7 +9,7 @@ from gateway.planner.layers import LayerKind
 
 if TYPE_CHECKING:
     from gateway.planner.geometry import ModelGeometry
-    from gateway.planner.plan import Wish
+    from gateway.planner.wish import Wish
 
 _MOST_GIB, _MOST_COUNTED, _MOST_DRAFTED = 1 << 20, 1 << 40, 1 << 10
 

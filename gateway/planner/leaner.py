@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 
-from gateway.planner.plan import Plan, Wish, make_plan
+from gateway.planner.plan import Plan, make_plan
+from gateway.planner.wish import Wish
 
 _FEW_SEQS, _HIGH_UTILIZATION = 16, 0.95
 

@@ -11,9 +11,10 @@ from gateway.planner.cards import Card
 from gateway.planner.errors import PlannerError
 from gateway.planner.figures import Figure, gib_text, tokens_text
 from gateway.planner.flags import serve_command
-from gateway.planner.plan import Plan, Subject, Wish, make_plan
+from gateway.planner.plan import Plan, make_plan
 from gateway.planner.screen import shell_lines, wrapped
 from gateway.planner.versions import Behaviour
+from gateway.planner.wish import Subject, Wish
 
 COLUMNS = ("model", "kv_dtype", "weights_gib", "kv_memory_gib", "kv_tokens", "max_window", "flags")
 DEFAULT_MODELS = (

@@ -17,67 +17,16 @@ from gateway.planner.hardware import OFFERED, Support, kv_support
 from gateway.planner.kvdtypes import canonical_kv_dtype
 from gateway.planner.layers import Layer, LayerKind
 from gateway.planner.overhead import Overheads, RunSettings, overheads
-from gateway.planner.parameters import count_parameters
 from gateway.planner.pool import Pool, PoolSettings
-from gateway.planner.speculation import Speculation
 from gateway.planner.storage import is_sparse_mla, resolved_dtype, stored_dtype, with_every_indexer
 from gateway.planner.versions import LATEST, LATEST_TEXT, OLDEST, Behaviour, batch_defaults
 from gateway.planner.weights import QUANT_BITS, Weights, weights_of
+from gateway.planner.wish import Subject, Wish
 
 _FALLBACK_WINDOW = 8192
 _WIDEST_SEARCH = 16 << 20
 _CARD_SPREAD = 0.01
 _V4_DTYPES = ("auto", "fp8", "fp8_e4m3", "fp8_ds_mla")
-
-
-@dataclass(frozen=True, slots=True)
-class Wish:
-    """What the person asks for. None means vLLM's default for that release and card."""
-
-    tp: int = 1
-    pp: int = 1
-    dcp: int = 1
-    context: int | None = None
-    concurrency: int | None = None
-    quant: str | None = None
-    kv_dtype: str = "auto"
-    utilization: float | None = None
-    eager: bool = False
-    batched_tokens: int | None = None
-    seqs: int | None = None
-    block_tokens: int | None = None
-    prefix_caching: bool = True
-    hybrid_manager: bool | None = None
-    speculation: Speculation | None = None
-    lora_adapters: int = 0
-    lora_rank: int = 16
-    kv_memory_gib: float | None = None
-    text_only: bool = False
-
-
-@dataclass(frozen=True, slots=True)
-class Subject:
-    """The model: its geometry and what else is known of its weights."""
-
-    geometry: ModelGeometry
-    parameters: int | None = None
-    vision_parameters: int | None = None
-    exact_bytes: int | None = None
-    draft: ModelGeometry | None = None
-    quant_from_name: str | None = None
-
-    def without_vision(self) -> Subject:
-        """``--language-model-only``: no vision tower is loaded or profiled."""
-        vision = self.vision_parameters
-        if vision is None:
-            vision = count_parameters(self.geometry).vision
-        return replace(
-            self,
-            geometry=replace(self.geometry, multimodal=False),
-            parameters=None if self.parameters is None else self.parameters - vision,
-            vision_parameters=0,
-            exact_bytes=None if self.exact_bytes is None else self.exact_bytes - vision * self.geometry.model_bytes,
-        )
 
 
 @dataclass(frozen=True, slots=True)

@@ -12,9 +12,9 @@ from typing import Any
 from gateway.planner import catalogue
 from gateway.planner.errors import ModelNotFound, PlannerError
 from gateway.planner.geometry import read_geometry
-from gateway.planner.plan import Subject
 from gateway.planner.speculation import Speculation
 from gateway.planner.weights import safetensors_bytes
+from gateway.planner.wish import Subject
 
 
 def load_subject(model: str, *, offline: bool = False) -> Subject:

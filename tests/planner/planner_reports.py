@@ -22,9 +22,10 @@ from gateway.planner.cards import card_of_memory, find_card
 from gateway.planner.catalogue import find
 from gateway.planner.figures import GIB
 from gateway.planner.geometry import read_geometry
-from gateway.planner.plan import Plan, Subject, Wish, make_plan
+from gateway.planner.plan import Plan, make_plan
 from gateway.planner.speculation import parse_speculation
 from gateway.planner.versions import behaviour_of
+from gateway.planner.wish import Subject, Wish
 
 REPORTS: list[dict[str, Any]] = [
     json.loads(line) for line in (Path(__file__).parent / "reports.jsonl").read_text().splitlines()

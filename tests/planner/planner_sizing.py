@@ -7,9 +7,10 @@ from pathlib import Path
 
 from gateway.planner.cards import find_card
 from gateway.planner.figures import Figure
-from gateway.planner.plan import Plan, Wish, make_plan
+from gateway.planner.plan import Plan, make_plan
 from gateway.planner.source import load_subject
 from gateway.planner.versions import behaviour_of
+from gateway.planner.wish import Wish
 
 PAGE = Path(__file__).parents[2] / "docs" / "sizing.md"
 START, END = "<!-- matrix -->\n", "\n<!-- /matrix -->"

@@ -21,9 +21,10 @@ from planner_reports import (
     with_memory,
 )
 
-from gateway.planner.plan import Wish, make_plan
+from gateway.planner.plan import make_plan
 from gateway.planner.source import load_subject
 from gateway.planner.versions import behaviour_of
+from gateway.planner.wish import Wish
 
 
 def _chosen(*fields: str) -> list[Any]:

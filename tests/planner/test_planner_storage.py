@@ -11,10 +11,11 @@ from gateway.planner.catalogue import find
 from gateway.planner.flags import serve_command
 from gateway.planner.geometry import ModelGeometry, read_geometry
 from gateway.planner.layers import LayerKind
-from gateway.planner.plan import Plan, Subject, Wish, make_plan
+from gateway.planner.plan import Plan, make_plan
 from gateway.planner.speculation import parse_speculation
 from gateway.planner.storage import declared_dtype, is_sparse_mla, stored_dtype
 from gateway.planner.versions import behaviour_of
+from gateway.planner.wish import Subject, Wish
 
 HOPPER, SERVER_BLACKWELL, CONSUMER_BLACKWELL = (find_card(name) for name in ("H200", "GB200", "RTX PRO 6000"))
 

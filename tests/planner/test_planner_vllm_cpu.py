@@ -13,8 +13,9 @@ import pytest
 
 from gateway.planner.cards import CPU_WITH_BF16, Card
 from gateway.planner.geometry import read_geometry
-from gateway.planner.plan import Subject, Wish, make_plan
+from gateway.planner.plan import make_plan
 from gateway.planner.versions import behaviour_of
+from gateway.planner.wish import Subject, Wish
 
 RECORDS = [json.loads(line) for line in (Path(__file__).parent / "vllm_cpu.jsonl").read_text().splitlines()]
 CPU = Card("CPU", 16.0, CPU_WITH_BF16, 0)  # what the records were made on

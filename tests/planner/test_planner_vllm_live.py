@@ -13,9 +13,10 @@ from gateway.planner.cards import CPU_PLAIN, CPU_WITH_BF16, Card
 from gateway.planner.diagnosis import diagnose, facts
 from gateway.planner.figures import GIB
 from gateway.planner.geometry import read_geometry
-from gateway.planner.plan import Subject, Wish, make_plan
+from gateway.planner.plan import make_plan
 from gateway.planner.startup_log import read_startup
 from gateway.planner.versions import behaviour_of
+from gateway.planner.wish import Subject, Wish
 
 ALL = {one["name"]: one for one in map(json.loads, RECORDS.read_text().splitlines())}
 FLAGS = Path("/proc/cpuinfo")
