@@ -1,21 +1,43 @@
-"""The gateway's own placing in the laboratory: its ledger, need and assignment, with virtual time for the clock."""
+"""The gateway's own placing in the laboratory: its placer, ledgers and what it learns, with virtual time for the clock.
+
+Places as ``relay/gate.py`` and ``fleet/backend.py`` do, without their sockets and futures.
+"""
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+
 from bench.placing.lab import Lab, Outcome
-from bench.placing.traffic import Request
+from bench.placing.traffic import BLOCK_TOKENS, Request
 from gateway.config import PlacingSettings
 from gateway.fleet.capacity import KvCapacity
 from gateway.fleet.ledger import Ledger
-from gateway.routing.assign import assign
+from gateway.fleet.rates import Rates
+from gateway.routing.lengths import OutputLengths
 from gateway.routing.need import budget_tokens, groups_of
-from gateway.types import BackendView, Health, Offer, Placed, Waiter
+from gateway.routing.placer import Placer
+from gateway.types import BackendView, Decision, Health, Offer, Placed, Waiter
 
 MODEL = "m"
+# As counting does it: an entry of the chain at least so many tokens after the last.
+CHAIN_TOKENS = 256
+NORMAL, LOW = 1, 2
+
+
+@dataclass(slots=True)
+class _Sent:
+    """A request at a backend, and what its end will teach."""
+
+    placed: Placed
+    waiter: Waiter
+    sent_s: float
+    ahead_tokens: int
+    first_s: float | None = None
+    grown_tokens: int = 0
 
 
 class Gateway:
-    """Places as ``relay/gate.py`` does, without its sockets and futures."""
+    """Holds requests back until there is room, in turn between keys."""
 
     name = "kvgate"
     scrape_s = 1.0
@@ -23,14 +45,16 @@ class Gateway:
     def __init__(self, lab: Lab, settings: PlacingSettings) -> None:
         self._lab = lab
         self._settings = settings
+        self._placer = Placer(settings)
+        self._lengths = OutputLengths()
         self._ledgers = [Ledger() for _ in lab.seen]
+        self._rates = [Rates() for _ in lab.seen]
         for ledger, seen, backend in zip(self._ledgers, lab.seen, lab.backends, strict=True):
             ledger.set_capacity(KvCapacity(1, seen.capacity_blocks, backend.engine.config.block_size_tokens))
             ledger.begin_scrape()
             ledger.reconcile(0, 0.0)
-        self._queue: dict[int, tuple[Waiter, Request]] = {}
-        self._grown: dict[int, int] = {}
-        self._pending = 0
+        self._waiting: dict[int, tuple[Waiter, Request]] = {}
+        self._sent: dict[int, _Sent] = {}
 
     def arrived(self, request: Request, now_s: float) -> None:
         length = len(request.prompt)
@@ -44,22 +68,44 @@ class Gateway:
         if not offers:
             self._lab.refuse(request, now_s)
             return
-        groups = groups_of(offers, length, 1, self._settings)
-        waiter = Waiter(request.number, now_s, now_s + self._settings.queue_timeout_s, groups, model=MODEL)
-        self._queue[request.number] = (waiter, request)
-        self._decide(now_s)
+        flow = request.session.key
+        expected_tokens = self._lengths.expected(MODEL, flow, self._settings.output_quantile)
+        waiter = Waiter(
+            sequence=request.number,
+            arrived_s=now_s,
+            deadline_s=now_s + self._settings.queue_timeout_s,
+            groups=groups_of(offers, length, 1, self._settings, expected_tokens),
+            model=MODEL,
+            rank=LOW if request.session.kind.name == "batch" else NORMAL,
+            flow=flow,
+            session=str(request.session.number),
+            chain=_chain(request),
+            streamed=True,
+        )
+        self._waiting[request.number] = (waiter, request)
+        self._look(now_s)
+        self._carry_out(self._placer.add(waiter, now_s), now_s)
 
     def first_token(self, request: Request, backend: int, now_s: float) -> None:
         self._ledgers[backend].first_byte(request.number)
+        self._sent[request.number].first_s = now_s
 
     def finished(self, request: Request, backend: int, outcome: Outcome, now_s: float) -> None:
+        sent = self._sent.pop(request.number)
         self._ledgers[backend].release(request.number)
-        self._grown.pop(request.number, None)
+        if sent.first_s is not None:
+            own_tokens = len(request.prompt) - outcome.cached_tokens
+            self._rates[backend].prefilled(sent.ahead_tokens + own_tokens, sent.first_s - sent.sent_s)
+            self._rates[backend].generated(outcome.output_tokens - 1, now_s - sent.first_s)
+        matched = sent.placed.matched_tokens
+        self._placer.answered(str(backend), outcome.output_tokens, matched, outcome.cached_tokens)
+        budget = budget_tokens(sent.placed.offer, sent.placed.need.prompt_tokens)
+        self._lengths.note(MODEL, sent.waiter.flow, outcome.output_tokens, outcome.output_tokens < budget)
         self._decide(now_s)
 
     def failed(self, request: Request, backend: int, now_s: float) -> None:
         self._ledgers[backend].release(request.number)
-        self._grown.pop(request.number, None)
+        self._sent.pop(request.number, None)
         self._lab.seen[backend].up = False  # its connections broke: that is seen at once
         self.arrived(request, now_s)
 
@@ -74,30 +120,35 @@ class Gateway:
         """Let the ledger grow by the tokens that have streamed past."""
         ledger = self._ledgers[index]
         for name, tokens in self._lab.produced(index).items():
-            number = int(name)
-            grown = tokens - self._grown.get(number, 0)
-            if grown > 0:
-                ledger.grow(number, grown)
-                self._grown[number] = tokens
+            sent = self._sent.get(int(name))
+            if sent is not None and tokens > sent.grown_tokens:
+                ledger.grow(int(name), tokens - sent.grown_tokens)
+                sent.grown_tokens = tokens
+
+    def _look(self, now_s: float) -> None:
+        self._placer.see([self._view(seen.index, now_s) for seen in self._lab.seen])
 
     def _decide(self, now_s: float) -> None:
-        if not self._queue:
-            return
-        views = {str(seen.index): self._view(seen.index, now_s) for seen in self._lab.seen}
-        for decision in assign([waiter for waiter, _ in self._queue.values()], views, now_s, self._settings):
-            waiter, request = self._queue.pop(decision.sequence)
-            if isinstance(decision, Placed):
-                offer = decision.offer
-                need = waiter.need(offer.backend)
-                index = int(offer.backend)
-                budget = budget_tokens(offer, need.prompt_tokens)
-                self._ledgers[index].reserve(request.number, need.prompt_tokens, need.output_tokens, 1, budget)
-                self._lab.send(request, index, now_s)
-            else:
+        if self._waiting:
+            self._look(now_s)
+            self._carry_out(self._placer.decide(now_s), now_s)
+
+    def _carry_out(self, decisions: list[Decision], now_s: float) -> None:
+        for decision in decisions:
+            waiter, request = self._waiting.pop(decision.sequence)
+            self._placer.remove(decision.sequence)
+            if not isinstance(decision, Placed):
                 self._lab.refuse(request, now_s)
+                continue
+            index, need = int(decision.offer.backend), decision.need
+            ledger = self._ledgers[index]
+            self._sent[request.number] = _Sent(decision, waiter, now_s, ledger.pending_prompt_tokens)
+            budget = budget_tokens(decision.offer, need.prompt_tokens)
+            ledger.reserve(request.number, need.prompt_tokens, need.output_tokens, 1, budget, decision.matched_tokens)
+            self._lab.send(request, index, now_s)
 
     def _view(self, index: int, now_s: float) -> BackendView:
-        seen, ledger = self._lab.seen[index], self._ledgers[index]
+        seen, ledger, rates = self._lab.seen[index], self._ledgers[index], self._rates[index]
         return BackendView(
             name=str(index),
             url="",
@@ -108,4 +159,14 @@ class Gateway:
             running=seen.running,
             waiting=seen.waiting,
             pending_prompt_tokens=ledger.pending_prompt_tokens,
+            prefill_s=rates.prefill_s,
+            output_s=rates.output_s,
         )
+
+
+def _chain(request: Request) -> tuple[tuple[int, int], ...]:
+    """The prompt's hashes as counting would give them: one at most every ``CHAIN_TOKENS``."""
+    step = CHAIN_TOKENS // BLOCK_TOKENS
+    return tuple(
+        (request.hashes[place], (place + 1) * BLOCK_TOKENS) for place in range(step - 1, len(request.hashes), step)
+    )
