@@ -36,7 +36,7 @@ from gateway.relay.gate import Gate
 from gateway.relay.upstream import Upstream
 from gateway.serving import Serving
 from gateway.summary import Summariser
-from gateway.tokens.service import Counter
+from gateway.tokens.service import SOURCES, Counter
 from gateway.trimming import Trimmer
 from gateway.types import Dialect, Health
 
@@ -140,6 +140,7 @@ class App:
                 if model.id not in warm:
                     warm.add(model.id)
                     served = self.fitter.served(model)
+                    self.metrics.begin(model.id, SOURCES)
                     log.info("%s", await self.counter.warm(served))
                     self.serving.learn(served)
             await asyncio.sleep(WARM_INTERVAL_S)

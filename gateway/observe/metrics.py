@@ -133,6 +133,17 @@ class Metrics:
 
         self.registry.register(_Readings(readings))
 
+    def begin(self, model: str, sources: Iterable[str]) -> None:
+        """Export what is rare at zero from the start, so that the first of its kind shows as a rise."""
+        for action in ("refuse", "trim", "larger", "pass"):
+            self.overflows.labels(model, action)
+        for what in ("messages", "texts", "reasoning", "images", "summaries"):
+            self.trims.labels(model, what)
+        self.trimmed_tokens.labels(model)
+        for source in sources:
+            for change in ("lost", "regained"):
+                self.count_trust_changes.labels(model, source, change)
+
     def checked(self, model: str, count: Count, error_tokens: int) -> None:
         """Record that ``count`` was ``error_tokens`` above (or, if negative, below) the backend's usage."""
         result = "equal" if error_tokens == 0 else "over" if error_tokens > 0 else "under"

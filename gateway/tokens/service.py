@@ -51,6 +51,8 @@ LOCAL_MEDIA = "local-media"
 
 # Ways to have a backend count, best first. The first two run the code that serves requests.
 REMOTE = ("render", "count_tokens", "tokenize")
+# Sources that can lose their trust.
+SOURCES = ("local", LOCAL_MEDIA, *REMOTE)
 
 TrustNote = Callable[[str, str, str], None]
 """Told of a model, a source and ``lost`` or ``regained``."""

@@ -30,6 +30,7 @@ pytestmark = [pytest.mark.prometheus, pytest.mark.timeout(180)]
 MODEL = "qwen3"
 KEY = "a-key-of-the-test"
 SCRAPE_INTERVAL_S = 0.5
+ODD_ONES, LESSONS = 3, 14  # requests a round
 INTERVAL = "5s"  # what $__rate_interval stands for here
 
 
@@ -43,6 +44,7 @@ def simulators() -> Iterator[list[KvgateProcess]]:
         for window, blocks in ((2048, 200), (8192, 600)):
             flags = ["simulate", "--model", MODEL, "--tokenizer", str(folder), "--max-model-len", str(window)]
             flags += ["--num-gpu-blocks", str(blocks), "--eos", "always", "--mean-output-tokens", "8"]
+            flags += ["--enable-prompt-tokens-details"]
             process = KvgateProcess(f"deploy-{window}", flags)
             process.start()
             stack.callback(process.stop)
@@ -104,8 +106,10 @@ def scraping(gateway: str, tmp_path_factory: pytest.TempPathFactory) -> Iterator
 def loaded(gateway: str, simulators: list[KvgateProcess], scraping: Prometheus) -> Prometheus:
     """Prometheus after several rounds of requests of every kind, scraped in between."""
     with httpx2.Client(base_url=gateway, headers={"authorization": f"Bearer {KEY}"}, timeout=60, **PLAIN) as http:
-        for _ in range(3):
+        for number in range(3):
             traffic(http, simulators)
+            odd_requests(http)
+            lessons(http, number)
             time.sleep(2.5 * SCRAPE_INTERVAL_S)
     return scraping
 
@@ -127,6 +131,30 @@ def traffic(http: httpx2.Client, simulators: list[KvgateProcess]) -> None:
     assert httpx2.post(f"{simulators[0].url}/simulator/fault", json=fault, timeout=5, **PLAIN).status_code == 200
     assert chat(10, max_tokens=4).headers["x-kvgate-backend"] == simulators[1].url.removeprefix("http://")
     assert chat(10, max_tokens=4).status_code == 200  # closes the breaker's count of failures
+
+
+def odd_requests(http: httpx2.Client) -> None:
+    """One to be counted only, one to be repaired, one to be trimmed."""
+    body = {"model": MODEL, "messages": [{"role": "user", "content": "word"}]}
+    assert http.post("/v1/messages/count_tokens", json=body).status_code == 200
+    broken = {**body, "tools": [], "tool_choice": "auto", "max_tokens": 4}
+    assert http.post("/v1/chat/completions", json=broken).headers["x-kvgate-repairs"]
+    turns = [{"role": role, "content": "word " * 500} for _ in range(20) for role in ("user", "assistant")]
+    long = {"model": MODEL, "messages": [*turns, body["messages"][0]], "max_tokens": 4}
+    trimmed = http.post("/v1/chat/completions", json=long, headers={"x-kvgate-overflow": "trim"})
+    assert int(trimmed.headers["x-kvgate-trimmed-tokens"]) > 0
+
+
+def lessons(http: httpx2.Client, number: int) -> None:
+    """Streams of many sizes, from whose timing the gateway learns, and a conversation that grows."""
+    told = f"round {number} " + "word " * 300
+    for size in range(LESSONS):
+        messages = [{"role": "user", "content": told + "more " * 60 * size}]
+        length = {"max_tokens": 16, "ignore_eos": True} if size % 3 == 0 else {"max_tokens": 200}
+        body = {"model": MODEL, "messages": messages, "stream": True, **length}
+        with http.stream("POST", "/v1/chat/completions", json=body) as answer:
+            assert answer.status_code == 200
+            answer.read()
 
 
 @pytest.mark.parametrize("query", list(queries(INTERVAL, "1m")), ids=lambda query: f"{query.panel} {query.ref}")
@@ -151,7 +179,7 @@ def test_values_are_those_of_the_traffic(loaded: Prometheus, simulators: list[Kv
     reasons = totals("sum by (reason) (kvgate_rejections_total)", "reason")
     assert reasons == {"context_length_exceeded": rounds, "model_not_found": rounds}
     outcomes = totals("sum by (outcome) (kvgate_requests_total)", "outcome")
-    assert outcomes == reasons | {"ok": 4 * rounds, "upstream_4xx": rounds}
+    assert outcomes == reasons | {"ok": (4 + ODD_ONES + LESSONS) * rounds, "upstream_4xx": rounds}
     small, large = (process.url.removeprefix("http://") for process in simulators)
     assert totals("kvgate_backend_window_tokens", "backend") == {small: 2048, large: 8192}
     assert totals("kvgate_kv_capacity_tokens", "backend") == {small: 199 * 16, large: 599 * 16}
