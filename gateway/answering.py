@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from dataclasses import dataclass
 from urllib.parse import quote
 
 from gateway.api.errors import StreamPlace, sse_error
@@ -47,6 +48,19 @@ RETRY_STATUSES = frozenset({502, 503, 504})
 UNQUOTED = "/:@!$&'()*+,;="
 
 
+@dataclass(frozen=True, slots=True)
+class Exchange:
+    """One request at one backend: what is asked, the place it has there, who gets the answer, what is noted of it."""
+
+    ask: Ask
+    lease: Lease
+    client: Client
+    trace: Trace
+
+
+Headers = list[tuple[str, str]]
+
+
 class Answering:
     """Has backends answer requests."""
 
@@ -72,7 +86,7 @@ class Answering:
             response = await self._open(scope, ask, lease, trace)
             try:
                 self._metrics.upstream_responses.labels(backend.name, f"{response.status // 100}xx").inc()
-                await self._relay(ask, lease, response, client, trace)
+                await self._relay(Exchange(ask, lease, client, trace), response)
             finally:
                 response.close()
         except BackendBusy:
@@ -93,18 +107,19 @@ class Answering:
             relay.first_byte_timeout_s if ask.stream else relay.answer_timeout_s,
         )
 
-    async def _relay(self, ask: Ask, lease: Lease, response: UpstreamResponse, client: Client, trace: Trace) -> None:
+    async def _relay(self, on: Exchange, response: UpstreamResponse) -> None:
+        ask, lease, client, trace = on.ask, on.lease, on.client, on.trace
         if response.status in RETRY_STATUSES:
             await self._give_up_on(response)
         explained = self._explained(trace, ask, lease)
         headers = [*passed_headers(response), ("x-request-id", trace.request_id), *explained]
         if response.status >= 400:
-            await self._relay_error(ask, lease, response, client, trace, explained)
+            await self._relay_error(on, response, explained)
         elif is_event_stream(response):
             headers += [("cache-control", "no-cache"), ("x-accel-buffering", "no")]
-            await self._relay_events(ask, lease, response, client, trace, headers)
+            await self._relay_events(on, response, headers)
         elif response.headers.get("content-type", "").startswith("application/json") and ask.counted:
-            await self._relay_json(lease, response, client, trace, headers)
+            await self._relay_json(on, response, headers)
         elif ask.counted and ask.dialect is not Dialect.POOLING:  # embeddings may come as bare floats
             raise BackendFailed("The backend answered with something that is not JSON. Try again.")
         else:
@@ -113,16 +128,9 @@ class Answering:
             lease.finished(trace.progress.output_tokens, trace.progress.cached_tokens)
         self._check(trace)
 
-    async def _relay_events(
-        self,
-        ask: Ask,
-        lease: Lease,
-        response: UpstreamResponse,
-        client: Client,
-        trace: Trace,
-        headers: list[tuple[str, str]],
-    ) -> None:
+    async def _relay_events(self, on: Exchange, response: UpstreamResponse, headers: Headers) -> None:
         """A stream of events, put right on the way and ended with an error where the backend fails."""
+        ask, lease, client, trace = on.ask, on.lease, on.client, on.trace
         window = lease.offer.window_tokens
         repair = StreamRepair(
             ask.dialect,
@@ -157,17 +165,10 @@ class Answering:
             return TRUE
         return UsageTold(added, believed_tokens / lease.offer.window_tokens if believed_tokens else 1.0)
 
-    async def _relay_json(
-        self,
-        lease: Lease,
-        response: UpstreamResponse,
-        client: Client,
-        trace: Trace,
-        headers: list[tuple[str, str]],
-    ) -> None:
+    async def _relay_json(self, on: Exchange, response: UpstreamResponse, headers: Headers) -> None:
         """A whole answer: read to its end, so that until then another backend can take over, and its usage checked."""
         body = await response.read(READ_WHOLE_BYTES, self._settings.relay.idle_timeout_s)
-        progress = trace.progress
+        progress = on.trace.progress
         progress.first_byte_s = time.monotonic()
         try:
             usage = usage_of(body)
@@ -176,19 +177,12 @@ class Answering:
         progress.prompt_tokens, progress.output_tokens = prompt_tokens_of(usage), output_tokens_of(usage)
         progress.cached_tokens = cached_tokens_of(usage)
         response.release()
-        body = self._told(lease, trace).tell_in(body)
-        await client.answer(response.status, headers, body)
+        body = self._told(on.lease, on.trace).tell_in(body)
+        await on.client.answer(response.status, headers, body)
 
-    async def _relay_error(
-        self,
-        ask: Ask,
-        lease: Lease,
-        response: UpstreamResponse,
-        client: Client,
-        trace: Trace,
-        explained: list[tuple[str, str]],
-    ) -> None:
+    async def _relay_error(self, on: Exchange, response: UpstreamResponse, explained: Headers) -> None:
         """A backend's own refusal keeps its meaning; one that clients could misread is worded anew."""
+        ask, lease, trace = on.ask, on.lease, on.trace
         body = await response.read(READ_WHOLE_BYTES, self._settings.relay.idle_timeout_s)
         response.release()
         if ask.counted and response.status == 400:
@@ -199,7 +193,7 @@ class Answering:
             response.status, body, ask.dialect, trace.request_id, lease.offer.window_tokens, trace.caller
         )
         trace.outcome = f"upstream_{status // 100}xx"
-        await client.answer(status, headers + explained, body)
+        await on.client.answer(status, headers + explained, body)
 
     async def _give_up_on(self, response: UpstreamResponse) -> None:
         """Another backend may do better: raise what this one said."""

@@ -5,25 +5,23 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from gateway.api.parsers import parser_of
 from gateway.api.paths import dialect_of, normalise
 from gateway.api.rewrite import upstream_body
 from gateway.config import BackendSettings, Settings
 from gateway.exceptions import BackendFailed
+from gateway.fitting import Signs, choice_of, verdict_of
+from gateway.fleet.discovery import ModelCard, ProbeFailed, cards_at
 from gateway.guard.cut import Trimmed, Untrimmable
-from gateway.guard.fit import fit
-from gateway.guard.policy import Choice, Policy, choice
+from gateway.guard.policy import Choice, Policy
 from gateway.history import Drop, DropMedia, DropReasoning, History, Notice, Shorten
 from gateway.observe.metrics import Metrics
 from gateway.repairing import Repairer
 from gateway.tokens.service import Counter, ServedModel
 from gateway.trimming import Shorter, Trimmer
 from gateway.types import Ask, Fits, Overflow
-
-if TYPE_CHECKING:
-    import httpx2
 
 TIMEOUT_S = 30.0
 
@@ -96,7 +94,7 @@ async def explain(
 
         wanted = parser_of("POST", path)(body, "application/json", path).model if model is None else model
         if backends:
-            served, windows = await _served(client, backends, wanted, must=model is not None)
+            served, windows = await _served(backends, wanted, must=model is not None)
         else:
             served = ServedModel(wanted or "model", tokenizer or "")
             windows = {"(offline)": window_tokens or 0}
@@ -127,17 +125,8 @@ async def _explained(
     trimmer: Trimmer,
 ) -> Explanation:
     count = await counter.count(ask, served)
-    override = settings.models.get(served.name)
-    floor = override.output_floor_tokens if override else None
-    chosen = choice(
-        header=None,
-        document=ask.document,
-        key=None,
-        route=settings.overflow.routes.get(ask.path),
-        model=override.overflow if override else None,
-        default=settings.overflow.policy,
-    )
-    verdict = fit(ask, count, windows, settings.fitting, floor)
+    chosen = choice_of(settings, ask, served.name, Signs())
+    verdict = verdict_of(settings, ask, count, windows, served.name)
     found = await trimmer.history(ask, served, count)
     history = found[0] if found is not None else None
     shares, rest = _shares(ask, history)
@@ -148,7 +137,7 @@ async def _explained(
     if isinstance(verdict, Fits):
         sent = upstream_body(ask, verdict.offers[0])
     elif isinstance(shorter, Shorter):
-        again = fit(shorter.ask, shorter.count, windows, settings.fitting, floor)
+        again = verdict_of(settings, shorter.ask, shorter.count, windows, served.name)
         sent = upstream_body(shorter.ask, again.offers[0]) if isinstance(again, Fits) else b""
     elif chosen.policy is Policy.PASS:
         sent = ask.body
@@ -162,7 +151,7 @@ async def _explained(
         messages=shares,
         rest_tokens=rest,
         windows=tuple(
-            WindowView(name, window, _verdict(fit(ask, count, {name: window}, settings.fitting, floor)))
+            WindowView(name, window, _verdict(verdict_of(settings, ask, count, {name: window}, served.name)))
             for name, window in sorted(windows.items(), key=lambda item: item[1])
         ),
         policy=chosen.policy.value,
@@ -256,14 +245,10 @@ def _with_model(body: bytes, model: str | None) -> bytes:
     return json.dumps({**document, "model": model or "model"}).encode()
 
 
-async def _served(
-    client: httpx2.AsyncClient, urls: tuple[str, ...], wanted: str, *, must: bool
-) -> tuple[ServedModel, dict[str, int]]:
+async def _served(urls: tuple[str, ...], wanted: str, *, must: bool) -> tuple[ServedModel, dict[str, int]]:
     """The model at the backends that serve it, and its window at each. Where a backend serves but one model, that is
     taken unless it ``must`` be ``wanted``."""
-    import httpx2
-
-    found: list[tuple[str, dict[str, Any], dict[str, Any]]] = []
+    found: list[tuple[BackendSettings, ModelCard, ModelCard]] = []
     names: set[str] = set()
     for url in urls:
         try:
@@ -271,19 +256,17 @@ async def _served(
         except ValueError:
             raise CannotExplain(f"--backend {url} is not an http(s) URL") from None
         try:
-            response = await client.get(f"{backend.url}/v1/models")
-            cards = {card["id"]: card for card in response.json()["data"]}
-        except (httpx2.HTTPError, ValueError, KeyError, TypeError) as error:
-            said = str(error) or type(error).__name__
-            raise BackendFailed(f"{backend.url}/v1/models gave no list of models: {said}") from None
+            cards = await cards_at(backend, TIMEOUT_S)
+        except ProbeFailed as error:
+            raise BackendFailed(f"{backend.url}/v1/models gave no list of models: {error}") from None
         names |= cards.keys()
         card = cards.get(wanted) or (next(iter(cards.values())) if len(cards) == 1 and not must else None)
         if card is not None:
-            found.append((backend.url, card, cards.get(card.get("parent") or "", card)))
+            found.append((backend, card, cards.get(card.parent or "", card)))
     if not found:
         served = ", ".join(sorted(names)) or "none"
         raise CannotExplain(f"no backend serves {wanted}; served are: {served} (see --model)")
-    _, card, owner = found[0]
-    serving = {url: each for url, each, _ in found if each["id"] == card["id"]}
-    windows = {BackendSettings(url=url).label: int(each.get("max_model_len") or 0) for url, each in serving.items()}
-    return ServedModel(card["id"], owner.get("root") or owner["id"], tuple(serving)), windows
+    _, first, owner = found[0]
+    serving = [(backend, card) for backend, card, _ in found if card.id == first.id]
+    windows = {backend.label: card.window_tokens or 0 for backend, card in serving}
+    return ServedModel(first.id, owner.root or owner.id, tuple(backend.url for backend, _ in serving)), windows

@@ -18,7 +18,7 @@ from gateway.guard.policy import Action, Choice, Policy, action, choice, larger_
 from gateway.observe.metrics import Metrics
 from gateway.tokens.service import Counter, ServedModel
 from gateway.trimming import Shorter, Trimmer
-from gateway.types import Ask, Count, CountKind, Dialect, Fits, Offer, Overflow
+from gateway.types import Ask, Count, CountKind, Dialect, Fits, Offer, Overflow, Verdict
 
 # Takes a count, and the name of the model by whose tokenizer it is.
 Counted = Callable[[Count, str], None]
@@ -86,14 +86,14 @@ class Fitter:
             guess = Count(len(ask.body) // 4, len(ask.body) // 4, CountKind.ESTIMATE, "bytes")
             offers = tuple(Offer(name, window, None, False) for name, window in sorted(windows.items()))
             return Fitted(ask, model, guess, offers, "", (ask, guess))
-        chosen = self._choice(ask, model, signs)
+        chosen = choice_of(self._settings, ask, model.id, signs)
         served = self.served(model)
         count = await self._counter.count(ask, served)
         counted(count, served.name)
         self._metrics.counts.labels(model.id, count.kind, count.source).inc()
         # Who consents to trimming is trimmed with care; vLLM would cut tokens off the prompt's start, template and all.
         whole = replace(ask, truncate_prompt_tokens=None) if _is_cut_by_backend(ask, chosen) else ask
-        verdict = fit(whole, count, windows, self._settings.fitting, self._floor(model))
+        verdict = verdict_of(self._settings, whole, count, windows, model.id)
         if isinstance(verdict, Fits):
             now_s = time.monotonic()
             if chosen.policy in (Policy.AUTO, Policy.LARGER) and self._conversations.awaits(now_s):
@@ -109,7 +109,7 @@ class Fitter:
         ask, model = fitted.ask, fitted.model
         if fitted.corrections >= MOST_CORRECTIONS or said.prompt_tokens <= 0:
             return None
-        chosen = self._choice(fitted.original[0], model, signs)
+        chosen = choice_of(self._settings, fitted.original[0], model.id, signs)
         # What it said is exact and about the whole prompt, unless it stopped counting at its window ("at least 4097").
         least = said.prompt_tokens <= said.window_tokens + 1
         if chosen.policy is Policy.PASS:
@@ -119,7 +119,7 @@ class Fitter:
             return None
         tokens = max(said.prompt_tokens, fitted.count.total_tokens) if least else said.prompt_tokens
         count = replace(fitted.count, tokens=tokens, total_tokens=tokens, kind=CountKind.EXACT)
-        verdict = fit(ask, count, {"": said.window_tokens}, self._settings.fitting, self._floor(model))
+        verdict = verdict_of(self._settings, ask, count, {"": said.window_tokens}, model.id)
         overflow = said if isinstance(verdict, Fits) else verdict
         known = replace(fitted, count=count, original=fitted.original if fitted.trimmed else (ask, count))
         again = await self._overflowed(known, overflow, chosen, signs)
@@ -182,11 +182,11 @@ class Fitter:
         shorter = await self._trimmer.trim(fitted.ask, served, fitted.count, overflow)
         windows = self._fleet.windows(fitted.model.id)
         if isinstance(shorter, Untrimmable):
-            verdict = fit(fitted.ask, fitted.count, windows, self._settings.fitting, self._floor(fitted.model))
+            verdict = verdict_of(self._settings, fitted.ask, fitted.count, windows, fitted.model.id)
             if fitted.ask.truncate_prompt_tokens is not None and isinstance(verdict, Fits):
                 return replace(fitted, offers=verdict.offers)  # the caller would rather have it cut anyhow
             raise ContextOverflow(overflow, shorter.reason)
-        verdict = fit(shorter.ask, shorter.count, windows, self._settings.fitting, self._floor(fitted.model))
+        verdict = verdict_of(self._settings, shorter.ask, shorter.count, windows, fitted.model.id)
         if isinstance(verdict, Overflow):
             raise ContextOverflow(verdict)
         trimmed = replace(fitted, ask=shorter.ask, count=shorter.count, offers=verdict.offers, trimmed=shorter)
@@ -218,7 +218,7 @@ class Fitter:
         ask = with_model(fitted.ask, name)
         served = self.served(model)
         count = await self._counter.count(ask, served)
-        verdict = fit(ask, count, self._fleet.windows(name), self._settings.fitting, self._floor(model))
+        verdict = verdict_of(self._settings, ask, count, self._fleet.windows(name), name)
         if isinstance(verdict, Overflow):
             return None
         return Fitted(ask, model, count, verdict.offers, served.name, (ask, count))
@@ -227,21 +227,9 @@ class Fitter:
         """The largest windows, which will judge for themselves."""
         doubtful = replace(fitted.count, kind=CountKind.ESTIMATE)
         windows = self._fleet.windows(fitted.model.id)
-        verdict = fit(fitted.ask, doubtful, windows, self._settings.fitting, self._floor(fitted.model))
+        verdict = verdict_of(self._settings, fitted.ask, doubtful, windows, fitted.model.id)
         assert isinstance(verdict, Fits), "an estimate refuses nothing"
         return verdict.offers
-
-    def _choice(self, ask: Ask, model: Model, signs: Signs) -> Choice:
-        settings = self._settings.overflow
-        override = self._settings.models.get(model.id)
-        return choice(
-            header=signs.overflow,
-            document=ask.document,
-            key=settings.keys.get(signs.key),
-            route=settings.routes.get(ask.path),
-            model=override.overflow if override else None,
-            default=settings.policy,
-        )
 
     @staticmethod
     def _who(ask: Ask, model: Model, signs: Signs) -> Identity | None:
@@ -252,9 +240,24 @@ class Fitter:
         system, first_user = opening
         return identity(key=signs.key, model=model.id, session=signs.session, system=system, first_user=first_user)
 
-    def _floor(self, model: Model) -> int | None:
-        override = self._settings.models.get(model.id)
-        return override.output_floor_tokens if override else None
+
+def verdict_of(settings: Settings, ask: Ask, count: Count, windows: Mapping[str, int], model: str) -> Verdict:
+    """What ``windows`` make of ``ask``, by the settings for ``model``."""
+    override = settings.models.get(model)
+    return fit(ask, count, windows, settings.fitting, override.output_floor_tokens if override else None)
+
+
+def choice_of(settings: Settings, ask: Ask, model: str, signs: Signs) -> Choice:
+    """The policy that ``ask`` has, and from whom. Raises ``BadRequest`` for a header that names none."""
+    override = settings.models.get(model)
+    return choice(
+        header=signs.overflow,
+        document=ask.document,
+        key=settings.overflow.keys.get(signs.key),
+        route=settings.overflow.routes.get(ask.path),
+        model=override.overflow if override else None,
+        default=settings.overflow.policy,
+    )
 
 
 def _is_cut_by_backend(ask: Ask, chosen: Choice) -> bool:

@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 from typing import Any, Protocol
 
 from bench.placing.policies import Seen
-from bench.placing.traffic import MEAN_GAP_LIMIT_S, Load, Request, Session, Traffic
+from bench.placing.traffic import BLOCK_TOKENS, MEAN_GAP_LIMIT_S, Load, Request, Session, Traffic
 from gateway.simulator.engine import EngineConfig, EngineRequest, StepResult
 from gateway.simulator.leaping import LeapingEngine
 
@@ -179,7 +179,7 @@ class Lab:
         self._outcomes[request.number] = Outcome(request)
         self._open += 1
         fresh = next((place for place, value in enumerate(request.hashes) if value not in self._known), None)
-        self._oracle_tokens += 16 * (len(request.hashes) if fresh is None else fresh)
+        self._oracle_tokens += BLOCK_TOKENS * (len(request.hashes) if fresh is None else fresh)
         self._known.update(request.hashes)
         assert self._placer is not None
         self._placer.arrived(request, self.now_s)
@@ -314,7 +314,6 @@ class AtOnce:
         index = self._policy.place(request, self._seen, now_s)
         seen = self._seen[index]
         seen.in_flight += 1
-        seen.in_flight_tokens += len(request.prompt)
         self._lab.send(request, index, now_s)
 
     def first_token(self, request: Request, backend: int, now_s: float) -> None:
@@ -334,4 +333,3 @@ class AtOnce:
     def _forget(self, request: Request, backend: int) -> None:
         seen = self._seen[backend]
         seen.in_flight -= 1
-        seen.in_flight_tokens -= len(request.prompt)

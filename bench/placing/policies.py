@@ -25,7 +25,6 @@ class Seen:
     capacity_blocks: int
     up: bool = True
     in_flight: int = 0
-    in_flight_tokens: int = 0
     running: int = 0
     waiting: int = 0
     kv_usage: float = 0.0

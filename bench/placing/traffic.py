@@ -61,7 +61,7 @@ MEAN_GAP_LIMIT_S = 0.1
 
 @dataclass(frozen=True, slots=True)
 class Load:
-    """Sessions a second of each kind, for ``duration_s``. ``flood_key``: one key sends half of all sessions."""
+    """Sessions a second of each kind, for ``duration_s``. ``flood``: one key sends half of all sessions."""
 
     rates: dict[str, float]
     duration_s: float

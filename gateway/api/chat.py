@@ -48,7 +48,7 @@ def parse(body: bytes, content_type: str | None, path: str = PATH) -> Ask:
         dialect=Dialect.CHAT,
         path=path,
         model=model_name(document),
-        prompt=None if _is_tokenised(document) else _prompt(document, messages),
+        prompt=None if is_tokenised(document) else prompt_of(document, messages),
         body=body,
         document=document,
         output_tokens=budget.tokens,
@@ -81,7 +81,8 @@ def _messages(document: Mapping[str, Any]) -> list[dict[str, Any]]:
     return messages
 
 
-def _prompt(document: Mapping[str, Any], messages: list[dict[str, Any]]) -> ChatPrompt:
+def prompt_of(document: Mapping[str, Any], messages: list[dict[str, Any]]) -> ChatPrompt:
+    """``messages`` with all fields of a chat request that change how they are rendered."""
     kwargs = document.get("chat_template_kwargs")
     documents = document.get("documents")
     processor_kwargs, io_kwargs = document.get("mm_processor_kwargs"), document.get("media_io_kwargs")
@@ -101,7 +102,7 @@ def _prompt(document: Mapping[str, Any], messages: list[dict[str, Any]]) -> Chat
     )
 
 
-def _is_tokenised(document: Mapping[str, Any]) -> bool:
+def is_tokenised(document: Mapping[str, Any]) -> bool:
     """Whether ready-made token ids replace the messages, which then say nothing about the length (vLLM ≥ 0.3x)."""
     transfer = document.get("kv_transfer_params")
     return isinstance(transfer, dict) and transfer.get("prompt_token_ids") is not None

@@ -13,7 +13,7 @@ from typing import Any
 
 from gateway.api.body import model_name, parse_object, text_or_none, truthy
 from gateway.api.budget import read_budget
-from gateway.api.chat import has_media
+from gateway.api.chat import has_media, is_tokenised
 from gateway.api.convert import NotConvertible
 from gateway.api.message_tools import choice_of, tools_of
 from gateway.exceptions import BadRequest
@@ -70,8 +70,7 @@ def parse(body: bytes, content_type: str | None, path: str = PATH) -> Ask:
 
 def prompt_of(document: Mapping[str, Any]) -> ChatPrompt | None:
     """The chat that vLLM renders for the request, or ``None`` if it cannot be known here."""
-    transfer = document.get("kv_transfer_params")
-    if isinstance(transfer, dict) and transfer.get("prompt_token_ids") is not None:
+    if is_tokenised(document):
         return None
     try:
         tools = tools_of(document)

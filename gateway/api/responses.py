@@ -12,7 +12,7 @@ from typing import Any
 
 from gateway.api.body import model_name, parse_object, text_or_none, truthy
 from gateway.api.budget import read_budget
-from gateway.api.chat import has_media
+from gateway.api.chat import has_media, is_tokenised
 from gateway.api.convert import NotConvertible
 from gateway.api.response_tools import CUSTOM_INPUT, flat_name, tools_of
 from gateway.exceptions import BadRequest
@@ -61,8 +61,7 @@ def prompt_of(document: Mapping[str, Any]) -> ChatPrompt | None:
     """The chat that vLLM renders for the request, or ``None`` if it cannot be known here."""
     if any(document.get(name) is not None for name in ("previous_response_id", "prompt", "previous_input_messages")):
         return None
-    transfer = document.get("kv_transfer_params")
-    if isinstance(transfer, dict) and transfer.get("prompt_token_ids") is not None:
+    if is_tokenised(document):
         return None
     try:
         messages, tools = _messages(document), tools_of(document.get("tools"))

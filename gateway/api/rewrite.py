@@ -17,8 +17,6 @@ LEAST_THINKING_TOKENS = 1024
 
 _DROP: Any = object()
 _BLANKS = b" \t\r\n"
-_DIGITS = bytes.maketrans(b"123456789", b"000000000")
-_LONG_NUMBER = b"0" * 19  # 64 bits hold every shorter one; orjson turns integers beyond 64 bits into floats
 
 
 def upstream_body(ask: Ask, offer: Offer) -> bytes:
@@ -91,7 +89,7 @@ def _spliced(body: bytes, changes: Mapping[str, Any]) -> bytes:
 
 def must_be_read_anew(ask: Ask) -> bool:
     """Whether orjson cannot write the document true to the original, so that ``json`` must read and write the body."""
-    return isinstance(ask.document, LenientObject) or _LONG_NUMBER in ask.body.translate(_DIGITS)
+    return isinstance(ask.document, LenientObject)
 
 
 def _encoded(ask: Ask, changes: Mapping[str, Any]) -> bytes:

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
-from gateway.api.body import model_name, objects_or_none, parse_object, text_or_none, truthy
-from gateway.api.chat import has_media
+from gateway.api.body import model_name, objects_or_none, parse_object, truthy
+from gateway.api.chat import has_media, prompt_of
 from gateway.types import Ask, ChatPrompt, Dialect, TextPrompts
 
 PATH = "/tokenize"
@@ -47,17 +47,4 @@ def _prompt(document: dict[str, Any]) -> ChatPrompt | TextPrompts | None:
     messages = objects_or_none(document.get("messages"))
     if messages is None:
         return None
-    kwargs, documents = document.get("chat_template_kwargs"), document.get("documents")
-    return ChatPrompt(
-        messages=messages,
-        tools=objects_or_none(document.get("tools")),
-        add_generation_prompt=truthy(document.get("add_generation_prompt"), otherwise=True),
-        continue_final_message=truthy(document.get("continue_final_message")),
-        add_special_tokens=truthy(document.get("add_special_tokens")),
-        chat_template=text_or_none(document.get("chat_template")),
-        chat_template_kwargs=kwargs if isinstance(kwargs, dict) else {},
-        documents=documents if isinstance(documents, list) else None,
-        reasoning_effort=text_or_none(document.get("reasoning_effort")),
-        mm_processor_kwargs=processor if isinstance(processor := document.get("mm_processor_kwargs"), dict) else {},
-        media_io_kwargs=loader if isinstance(loader := document.get("media_io_kwargs"), dict) else {},
-    )
+    return replace(prompt_of(document, messages), tool_choice=None)  # vLLM's /tokenize does not know it

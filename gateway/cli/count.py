@@ -125,7 +125,7 @@ async def _count(ask: Ask, options: argparse.Namespace) -> tuple[Count, list[Sha
             return response.status_code, response.json()
 
         if options.backend:
-            model = await served(client, options.backend, options.model or ask.model, options.model is not None)
+            model = await served(options.backend, options.model or ask.model, options.model is not None)
         else:
             model = ServedModel(options.model or ask.model, options.tokenizer)
         override = ModelSettings(chat_template=options.chat_template)

@@ -45,9 +45,7 @@ async def _findings(options: argparse.Namespace, requests: list[Sample]) -> list
             response = await client.post(url, json=body, headers=dict(sent), timeout=timeout_s)
             return response.status_code, response.json()
 
-        model = await served(
-            client, options.backend, options.model or asked, options.model is not None, options.api_key
-        )
+        model = await served(options.backend, options.model or asked, options.model is not None, options.api_key)
         url = base_url(options.backend)
         if options.gateway:
             return [item async for item in audit(client, url, headers, requests, model.name, None)]

@@ -17,7 +17,6 @@ if TYPE_CHECKING:
 # Lines of messages beyond which the middle ones are left out.
 MOST_LINES = 60
 WIDTH = 60
-_PATHS = {"chat": "/v1/chat/completions", "responses": "/v1/responses", "messages": "/v1/messages"}
 
 
 class BadInput(Exception):
@@ -92,33 +91,18 @@ def _read(name: str) -> bytes:
 
 def guessed_path(body: bytes) -> str:
     """The path that a body of this shape is meant for. Raises ``BadInput``."""
+    from gateway.api import parsers
+
     try:
         document = json.loads(body)
     except (ValueError, RecursionError) as error:
         raise BadInput(f"the file is not JSON: {error}") from None
     if not isinstance(document, dict):
         raise BadInput("the file must hold a JSON object")
-    if "input" in document:
-        return _PATHS["responses"]
-    if "prompt" in document and "messages" not in document:
-        return "/v1/completions"
-    if "messages" not in document:
+    path = parsers.guessed_path(document)
+    if path is None:
         raise BadInput("the file has none of `messages`, `input` and `prompt`; say --path if it is a request")
-    messages = document["messages"] if isinstance(document["messages"], list) else []
-    parts = [
-        part
-        for message in messages
-        if isinstance(message, dict) and isinstance(message.get("content"), list)
-        for part in message["content"]
-        if isinstance(part, dict)
-    ]
-    tools = document.get("tools")
-    anthropic = (
-        "system" in document
-        or any(part.get("type") in ("tool_use", "tool_result", "thinking") for part in parts)
-        or any(isinstance(tool, dict) and "input_schema" in tool for tool in (tools if isinstance(tools, list) else ()))
-    )
-    return _PATHS["messages" if anthropic else "chat"]
+    return path
 
 
 def _document(explanation: Explanation) -> dict[str, Any]:

@@ -103,6 +103,15 @@ class Probe:
             raise ProbeFailed(f"{path}: {type(error).__name__}: {error}") from None
 
 
+async def cards_at(settings: BackendSettings, timeout_s: float) -> dict[str, ModelCard]:
+    """The models that a backend serves, by name, for whoever asks but once. Raises ``ProbeFailed``."""
+    probe = Probe(settings, timeout_s)
+    try:
+        return {card.id: card for card in await probe.cards()}
+    finally:
+        await probe.close()
+
+
 def read_cards(body: bytes) -> tuple[ModelCard, ...]:
     """The cards in the body of ``/v1/models``, in its order. A LoRA card takes its parent's window.
 

@@ -53,9 +53,6 @@ RULES: tuple[Rule, ...] = (
 
 _BY_DIALECT = {dialect: tuple(rule for rule in RULES if dialect in rule.dialects) for dialect in Dialect}
 
-_DIGITS = bytes.maketrans(b"123456789", b"000000000")
-_LONG_NUMBER = b"0" * 19  # orjson turns integers beyond 64 bits into floats
-
 
 @dataclass(frozen=True, slots=True)
 class Repaired:
@@ -92,7 +89,7 @@ def repaired_body(
     repaired = repair(document, dialect, facts, disabled)
     if repaired is None:
         return None
-    if not isinstance(document, LenientObject) and _LONG_NUMBER not in body.translate(_DIGITS):
+    if not isinstance(document, LenientObject):
         return orjson.dumps(repaired.document), repaired.names
     again = repair(json.loads(body.decode("utf-8-sig")), dialect, facts, disabled)
     if again is None:

@@ -12,6 +12,7 @@ import zlib
 from gateway.tokens.media.data_urls import Bytes
 from gateway.tokens.media.errors import UnknownMedia
 from gateway.tokens.media.exif import is_turned
+from gateway.tokens.media.riff import chunks
 from gateway.tokens.media.sizes import ImageSize
 
 # vLLM's VLLM_MAX_IMAGE_PIXELS, and Pillow's own limit against decompression bombs.
@@ -144,17 +145,11 @@ def _webp(data: Bytes, start: bytes) -> ImageSize:
     width = int.from_bytes(start[24:27], "little") + 1
     height = int.from_bytes(start[27:30], "little") + 1
     exif, xmp = None, None
-    at = 12
-    for _ in range(_MOST_CHUNKS):
-        head = data.read(at, 8)
-        if len(head) < 8:
-            break
-        name, length = struct.unpack("<4sL", head)
+    for name, at, length in chunks(data, _MOST_CHUNKS):
         if name == b"EXIF":
-            exif = data.read(at + 8, min(length, _MOST_METADATA_BYTES))
+            exif = data.read(at, min(length, _MOST_METADATA_BYTES))
         elif name == b"XMP ":
-            xmp = data.read(at + 8, min(length, _MOST_METADATA_BYTES))
-        at += 8 + length + length % 2
+            xmp = data.read(at, min(length, _MOST_METADATA_BYTES))
     if start[20] & 8 and exif is None:
         raise UnknownMedia("a WebP image without the EXIF that it announces")
     return _turned(width, height, exif, xmp)

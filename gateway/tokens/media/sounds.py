@@ -6,6 +6,7 @@ import struct
 
 from gateway.tokens.media.data_urls import Bytes
 from gateway.tokens.media.errors import UnknownMedia
+from gateway.tokens.media.riff import chunks
 from gateway.tokens.media.sizes import AudioSize
 
 _MOST_CHUNKS = 1000
@@ -39,21 +40,15 @@ def resampled(size: AudioSize, rate_hz: int) -> int:
 
 def _wav(data: Bytes) -> AudioSize:
     rate_hz, frame_bytes = 0, 0
-    at = 12
-    for _ in range(_MOST_CHUNKS):
-        head = data.read(at, 8)
-        if len(head) < 8:
-            break
-        kind, length = struct.unpack("<4sL", head)
+    for kind, start, length in chunks(data, _MOST_CHUNKS):
         if kind == b"fmt ":
-            form, _, rate_hz, _, frame_bytes = struct.unpack("<HHLLH", data.read(at + 8, 14))
+            form, _, rate_hz, _, frame_bytes = struct.unpack("<HHLLH", data.read(start, 14))
             if form not in _PLAIN_WAV:
                 raise UnknownMedia("a compressed WAV")
         elif kind == b"data":
             if not frame_bytes:
                 break
-            return AudioSize(min(length, data.size - at - 8) // frame_bytes, rate_hz)
-        at += 8 + length + length % 2
+            return AudioSize(min(length, data.size - start) // frame_bytes, rate_hz)
     raise UnknownMedia("a WAV without sound", refused=True)
 
 
