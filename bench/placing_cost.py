@@ -19,7 +19,8 @@ from gateway.fleet.backend import Reservation, WatchedBackend
 from gateway.fleet.capacity import KvCapacity
 from gateway.fleet.discovery import ModelCard
 from gateway.fleet.fleet import Backend
-from gateway.relay.gate import Gate, Lease
+from gateway.relay.gate import Gate
+from gateway.relay.lease import Lease
 from gateway.types import BackendView, LoadView, Need, Offer
 
 BLOCKS, BLOCK_TOKENS, WINDOW = 2100, 16, 32768
@@ -63,9 +64,15 @@ class Stand:
         return told + [self.at[name].load(now_s) for name in loaded if name not in touched]
 
     def reserve(
-        self, name: str, need: Need, budget_tokens: int | None, cached_tokens: int = 0, timed: bool = False
+        self,
+        name: str,
+        need: Need,
+        budget_tokens: int | None,
+        cached_tokens: int = 0,
+        timed: bool = False,
+        chain: tuple[tuple[int, int], ...] = (),
     ) -> Reservation:
-        return self.at[name].reserve(need, budget_tokens, cached_tokens, timed)
+        return self.at[name].reserve(need, budget_tokens, cached_tokens, timed, chain)
 
     def backend(self, name: str) -> Backend:
         return Backend(name, self.at[name].url, None, None, 0.0)

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
-from typing import Any
+from typing import Any, Protocol
 
 
 class Dialect(StrEnum):
@@ -171,13 +171,21 @@ class Health(StrEnum):
     DOWN = "down"
 
 
+class Shared(Protocol):
+    """What is known of prompt beginnings that are held by requests in flight."""
+
+    def shared_tokens(self, chain: tuple[tuple[int, int], ...]) -> int:
+        """Tokens at the beginning of ``chain`` that are held now: their blocks are not needed once more."""
+
+
 @dataclass(frozen=True, slots=True)
 class KvView:
     """KV cache of one backend as the ledger sees it now (all its engines together).
 
     ``capacity_blocks`` excludes vLLM's null block. ``used_blocks`` is foreign use plus our footprints.
     ``reserved_blocks`` adds what our running requests are still expected to grow by. ``engine_capacity_blocks`` bounds
-    a single request. ``age_s`` is the age of the observation the ledger last reconciled with.
+    a single request. ``age_s`` is the age of the observation the ledger last reconciled with. ``held`` tells which
+    prompt beginnings requests of ours hold there; unlike the rest it is not frozen, but always as of now.
     """
 
     capacity_blocks: int
@@ -186,6 +194,7 @@ class KvView:
     used_blocks: int
     reserved_blocks: int
     age_s: float
+    held: Shared | None = field(default=None, compare=False)
 
     @property
     def free_blocks(self) -> int:
@@ -335,13 +344,15 @@ class Waiter:
 @dataclass(frozen=True, slots=True)
 class Placed:
     """Send it there now. ``tag`` was its place in the queue, to be had again if the backend fails it;
-    ``matched_tokens`` of its prompt should be in the cache there. ``need`` is what it takes there."""
+    ``matched_tokens`` of its prompt should be in the cache there. ``need`` is what it takes there, if nothing of it is
+    shared; ``chain``: the beginnings of its prompt by which the ledger can tell what is."""
 
     sequence: int
     offer: Offer
     need: Need
     tag: float = 0.0
     matched_tokens: int = 0
+    chain: tuple[tuple[int, int], ...] = ()
 
 
 @dataclass(frozen=True, slots=True)

@@ -144,7 +144,15 @@ class Gateway:
             ledger = self._ledgers[index]
             self._sent[request.number] = _Sent(decision, waiter, now_s, ledger.pending_prompt_tokens)
             budget = budget_tokens(decision.offer, need.prompt_tokens)
-            ledger.reserve(request.number, need.prompt_tokens, need.output_tokens, 1, budget, decision.matched_tokens)
+            ledger.reserve(
+                request.number,
+                need.prompt_tokens,
+                need.output_tokens,
+                1,
+                budget,
+                decision.matched_tokens,
+                decision.chain,
+            )
             self._lab.send(request, index, now_s)
 
     def _view(self, index: int, now_s: float) -> BackendView:

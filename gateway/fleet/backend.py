@@ -249,14 +249,20 @@ class WatchedBackend:
         self._wake.set()
 
     def reserve(
-        self, need: Need, budget_tokens: int | None, cached_tokens: int = 0, timed: bool = False
+        self,
+        need: Need,
+        budget_tokens: int | None,
+        cached_tokens: int = 0,
+        timed: bool = False,
+        chain: tuple[tuple[int, int], ...] = (),
     ) -> Reservation:
         """Enter a request into the ledger. Never fails: whether it fits was decided before."""
         key = next(_keys)
         ledger = self.ledger
         self.breaker.placed(key, self._clock())
         reservation = Reservation(self, key, need, ledger.pending_prompt_tokens, cached_tokens, timed)
-        ledger.reserve(key, need.prompt_tokens, need.output_tokens, need.n, budget_tokens, cached_tokens)
+        chain = () if self._reading.caches is False else chain
+        ledger.reserve(key, need.prompt_tokens, need.output_tokens, need.n, budget_tokens, cached_tokens, chain)
         return reservation
 
     def touched(self) -> None:

@@ -162,11 +162,17 @@ class Fleet:
         return Backend(item.name, item.url, known.api_key, item.version, age_s, known.priority_scheduling)
 
     def reserve(
-        self, name: str, need: Need, budget_tokens: int | None, cached_tokens: int = 0, timed: bool = False
+        self,
+        name: str,
+        need: Need,
+        budget_tokens: int | None,
+        cached_tokens: int = 0,
+        timed: bool = False,
+        chain: tuple[tuple[int, int], ...] = (),
     ) -> Reservation:
         """Enter a request into a backend's ledger; the caller releases it whatever happens. ``timed``: it is a stream,
-        whose chunks tell how fast the backend is."""
-        return self._backends[name].reserve(need, budget_tokens, cached_tokens, timed)
+        whose chunks tell how fast the backend is. ``chain``: beginnings of its prompt, which others may share."""
+        return self._backends[name].reserve(need, budget_tokens, cached_tokens, timed, chain)
 
     def note_failure(self, name: str) -> None:
         """A request failed for the backend's sake: no connection, hung up, or a 5xx."""

@@ -1,8 +1,9 @@
 """The ledger of KV blocks of one backend: what vLLM last reported, and what our own requests hold since. Pure.
 
 ``used = ours + extra``. ``ours`` are the footprints of the requests we have there, which grow as their answers pass
-by. ``extra`` is all the ledger cannot know from itself, one signed number: blocks of traffic that is not ours
-(*foreign*, positive), less blocks several of our requests hold together through the prefix cache (*shared*, negative).
+by; what they hold together, as far as the chains of their prompts tell, is counted once (``held``). ``extra`` is all
+the ledger cannot know from itself, one signed number: blocks of traffic that is not ours (*foreign*, positive), less
+blocks that our requests share beyond what their chains tell (*shared*, negative).
 
 A scrape fixes ``extra`` between two bounds. The prompts of requests that have not begun to answer may or may not be in
 the cache yet, and a request released while the scrape was under way may or may not have been counted. So
@@ -19,6 +20,7 @@ from collections.abc import Callable, Hashable
 from dataclasses import dataclass
 
 from gateway.fleet.capacity import KvCapacity
+from gateway.fleet.held import Chain, Held
 from gateway.types import KvView, footprint_blocks
 
 
@@ -31,6 +33,7 @@ class _Entry:
     budget_tokens: int | None
     n: int
     uncached_tokens: int
+    chain: Chain = ()
     grown_tokens: int = 0
     begun: bool = False
     blocks: int = 0
@@ -48,7 +51,8 @@ class Ledger:
         self._on_change = on_change
         self._capacity: KvCapacity | None = None
         self._entries: dict[Hashable, _Entry] = {}
-        self._ours_blocks = 0
+        self.held = Held()
+        self._ours_blocks = 0  # sum of footprints, what is shared counted for each
         self._peak_blocks = 0
         self._pending_tokens = 0
         self._extra_blocks = 0
@@ -85,12 +89,12 @@ class Ledger:
     @property
     def shared_blocks(self) -> int:
         """Blocks that several requests of ours hold together, beyond the first."""
-        return max(0, -self._extra_blocks)
+        return self.held.overlap_blocks + max(0, -self._extra_blocks)
 
     @property
     def used_blocks(self) -> int:
         """Blocks in use now. Never less than our largest request holds alone."""
-        used = self._ours_blocks + self._extra_blocks
+        used = self._ours_blocks - self.held.overlap_blocks + self._extra_blocks
         if self._extra_blocks < 0:
             used = max(used, max((entry.blocks for entry in self._entries.values()), default=0))
         return used
@@ -122,6 +126,8 @@ class Ledger:
             entry.blocks = entry.peak_blocks = 0
             entry.marked_blocks = None
             self._reckon(entry)
+        size = capacity.block_size_tokens if capacity is not None else 1
+        self.held.resize(size, [entry.chain for entry in self._entries.values()])
         self._on_change()
 
     def reserve(
@@ -132,18 +138,21 @@ class Ledger:
         n: int = 1,
         budget_tokens: int | None = None,
         cached_tokens: int = 0,
+        chain: Chain = (),
     ) -> None:
         """Enter a request that is being sent. Output figures are per sequence; ``n`` sequences share the prompt.
 
         An expectation that is outgrown doubles, up to ``budget_tokens``. ``cached_tokens`` of the prompt should be in
-        the cache already: its blocks are needed all the same, but not the time.
+        the cache already: its blocks are needed all the same, but not the time. ``chain``: beginnings of the prompt, to
+        tell which blocks it shares with others of ours; empty where the backend keeps no prefixes.
         Raises ``ValueError`` if ``key`` is in use.
         """
         if key in self._entries:
             raise ValueError(f"{key!r} is already in the ledger")
         uncached_tokens = max(0, prompt_tokens - cached_tokens)
-        entry = _Entry(prompt_tokens, expected_output_tokens, budget_tokens, max(1, n), uncached_tokens)
+        entry = _Entry(prompt_tokens, expected_output_tokens, budget_tokens, max(1, n), uncached_tokens, chain)
         self._entries[key] = entry
+        self.held.take(chain)
         self._pending_tokens += uncached_tokens
         self._reckon(entry)
         self._on_change()
@@ -180,11 +189,14 @@ class Ledger:
             self._pending_tokens -= entry.uncached_tokens
         self._ours_blocks -= entry.blocks
         self._peak_blocks -= entry.peak_blocks
-        self._released_blocks += entry.blocks if entry.begun else entry.peak_blocks
-        # Any of its blocks may have been held by others of ours too, and those stay. So the release frees nothing for
-        # sure until as many blocks as were shared have left; the next scrape knows better.
+        overlap_blocks = self.held.overlap_blocks
+        self.held.drop(entry.chain)
+        kept_blocks = overlap_blocks - self.held.overlap_blocks  # others of ours hold them still
+        self._released_blocks += (entry.blocks if entry.begun else entry.peak_blocks) - kept_blocks
+        # Any of the rest may have been held by others of ours too, beyond what chains tell, and that stays. So the
+        # release frees nothing for sure until as many blocks as were shared have left; the next scrape knows better.
         if self._extra_blocks < 0:
-            self._extra_blocks = min(0, self._extra_blocks + entry.blocks)
+            self._extra_blocks = min(0, self._extra_blocks + entry.blocks - kept_blocks)
         self._on_change()
 
     def begin_scrape(self) -> None:
@@ -202,8 +214,9 @@ class Ledger:
                 most += entry.blocks
             else:
                 most += entry.peak_blocks
-        low = used_blocks - most - self._released_blocks
-        high = used_blocks - least
+        overlap_blocks = self.held.overlap_blocks
+        low = used_blocks - most + overlap_blocks - self._released_blocks
+        high = used_blocks - max(0, least - overlap_blocks)
         self._extra_blocks = min(max(self._extra_blocks, low), high)
         self._observed_s = started_s
         self._released_blocks = 0
@@ -223,6 +236,7 @@ class Ledger:
             used_blocks=used,
             reserved_blocks=used + self._peak_blocks - self._ours_blocks,
             age_s=max(0.0, now_s - self._observed_s),
+            held=self.held,
         )
 
     def _reckon(self, entry: _Entry) -> None:

@@ -14,17 +14,12 @@ from gateway.config import PRIORITIES, PlacingSettings
 from gateway.exceptions import Busy, ContextOverflow, GatewayError, NoBackend
 from gateway.fleet.backend import Reservation
 from gateway.fleet.fleet import Backend
+from gateway.relay.lease import Lease
+from gateway.relay.queue import DrainRate, Queue, Queued
 from gateway.routing.lengths import OutputLengths
 from gateway.routing.need import budget_tokens, groups_of
 from gateway.routing.placer import Placer
 from gateway.types import BackendView, Decision, LoadView, Need, Offer, Overflow, Placed, Refused, Waiter, Wish
-
-LEAST_RETRY_S = 1.0
-MOST_RETRY_S = 59.0  # clients ignore hints of a minute and more
-UNMEASURED_RETRY_S = 10.0
-# Weight of the newest gap between two placements out of the queue in the drain rate.
-DRAIN_WEIGHT = 0.1
-
 
 NO_WISH = Wish()
 WHOLE = 1 << 40  # tokens: what nothing but the budget bounds
@@ -40,107 +35,18 @@ class GateFleet(Protocol):
         """The backends that look otherwise than at the last call; at the first, all."""
 
     def reserve(
-        self, name: str, need: Need, budget_tokens: int | None, cached_tokens: int = 0, timed: bool = False
+        self,
+        name: str,
+        need: Need,
+        budget_tokens: int | None,
+        cached_tokens: int = 0,
+        timed: bool = False,
+        chain: tuple[tuple[int, int], ...] = (),
     ) -> Reservation:
         """Enter a request into a backend's ledger."""
 
     def backend(self, name: str) -> Backend:
         """How to reach a backend."""
-
-
-class Lease:
-    """A place on a backend: KV blocks are reserved there until ``release``, which may be called any number of times."""
-
-    __slots__ = (
-        "_begun", "_finished", "_gate", "_matched_tokens", "_need", "_reservation", "_waiter", "backend", "offer",
-        "released", "tag", "waited_s",
-    )  # fmt: skip
-
-    def __init__(
-        self, gate: Gate, reservation: Reservation, backend: Backend, placed: Placed, waiter: Waiter, now_s: float
-    ) -> None:
-        self._gate = gate
-        self._reservation = reservation
-        self._waiter = waiter
-        self._matched_tokens = placed.matched_tokens
-        self._need = placed.need
-        self._begun = False
-        self._finished = False
-        self.backend = backend
-        self.offer = placed.offer
-        self.waited_s = now_s - waiter.arrived_s
-        self.tag = placed.tag
-        self.released = False
-
-    def __repr__(self) -> str:
-        return f"<Lease {self.sequence} on {self.backend.name}{', released' if self.released else ''}>"
-
-    @property
-    def sequence(self) -> int:
-        """Its number in the order of arrival."""
-        return self._waiter.sequence
-
-    @property
-    def deadline_s(self) -> float:
-        """When its wait would have been over."""
-        return self._waiter.deadline_s
-
-    @property
-    def rank(self) -> int:
-        """Its priority class."""
-        return self._waiter.rank
-
-    def first_byte(self) -> None:
-        """The backend began to answer."""
-        self._begun = True
-        self._reservation.first_byte()
-
-    def grow(self, tokens: int) -> None:
-        """So many more tokens were generated, over all sequences."""
-        self._reservation.grow(tokens)
-
-    def finished(self, output_tokens: int | None, cached_tokens: int | None) -> None:
-        """The answer came to its end; its usage tells so many output tokens, and cached ones of the prompt."""
-        self._finished = True
-        if cached_tokens is not None:
-            self._reservation.cached_tokens = cached_tokens
-        self._gate.answered(self._waiter, self.offer, self._need, self._matched_tokens, output_tokens, cached_tokens)
-
-    def release(self) -> None:
-        """Give the place back and let others have it."""
-        if not self.released:
-            self.released = True
-            self._reservation.release()
-            if not self._finished:
-                grown_tokens = self._reservation.grown_tokens
-                self._gate.broken_off(
-                    self._waiter, self.offer, self._need, self._matched_tokens, self._begun, grown_tokens
-                )
-            self._gate.let_go(self)
-
-
-class _Entry:
-    """One request: what the placer sees of it, and the future it waits on."""
-
-    __slots__ = ("body_bytes", "error", "future", "lease", "tokens", "waiter")
-
-    def __init__(self, waiter: Waiter, body_bytes: int) -> None:
-        self.waiter = waiter
-        self.body_bytes = body_bytes
-        self.tokens = waiter.groups[0].need.prompt_tokens if waiter.groups else 0
-        self.future: asyncio.Future[None] | None = None
-        self.lease: Lease | None = None
-        self.error: GatewayError | None = None
-
-    @property
-    def settled(self) -> bool:
-        """Whether it was placed or refused."""
-        return self.lease is not None or self.error is not None
-
-    def tell(self) -> None:
-        """Wake who waits; a fresh arrival has nobody waiting yet."""
-        if self.future is not None and not self.future.done():
-            self.future.set_result(None)
 
 
 class Gate:
@@ -151,9 +57,8 @@ class Gate:
         self._settings = settings
         self._placer = Placer(settings)
         self._lengths = OutputLengths()
-        self._queue: dict[int, _Entry] = {}  # by sequence, which is the order of arrival
-        self._queue_bytes = 0
-        self._queue_tokens = 0
+        self._queue = Queue(settings)
+        self._rate = DrainRate()
         self._timeouts_s = [settings.class_timeouts_s.get(name, settings.queue_timeout_s) for name in PRIORITIES]
         self._sequence = 0
         self._run: asyncio.Handle | None = None
@@ -163,11 +68,9 @@ class Gate:
         self._placed = 0
         self._queued = 0
         self._refused = 0
-        self._drain_gap_s: float | None = None
-        self._drained_s: float | None = None
 
     def __repr__(self) -> str:
-        return f"<Gate {len(self._queue)} waiting ({self._queue_bytes} bytes), {self._leases} leases>"
+        return f"<Gate {len(self._queue)} waiting ({self._queue.bytes} bytes), {self._leases} leases>"
 
     async def enter(
         self,
@@ -188,7 +91,8 @@ class Gate:
         excluded, ``ContextOverflow`` if the prompt is larger than any cache. A cancelled wait leaves nothing behind.
         """
         now_s = asyncio.get_running_loop().time()
-        entry = self._arrive(self._waiter(offers, prompt_tokens, n, excluded, model, wish, again, now_s), body_bytes)
+        entry = Queued(self._waiter(offers, prompt_tokens, n, excluded, model, wish, again, now_s), body_bytes)
+        self._queue.add(entry)
         # Nothing is awaited up to here and on this way: who finds room at once goes on without a task switch.
         try:
             self._placer.see(self._fleet.changed(now_s))
@@ -256,16 +160,16 @@ class Gate:
         """
         return {
             "waiting_requests": len(self._queue),
-            "waiting_bytes": self._queue_bytes,
-            "waiting_tokens": self._queue_tokens,
-            "oldest_wait_s": self._oldest_wait_s(),
+            "waiting_bytes": self._queue.bytes,
+            "waiting_tokens": self._queue.tokens,
+            "oldest_wait_s": self._queue.oldest_wait_s(asyncio.get_running_loop().time()) if self._queue else 0.0,
             "leases": self._leases,
             "placed_requests": self._placed,
             "queued_requests": self._queued,
             "refused_requests": self._refused,
             "prefix_expected_tokens": self._placer.prefixes.matched_tokens,
             "prefix_confirmed_tokens": self._placer.prefixes.confirmed_tokens,
-            "drain_rate": 1.0 / self._drain_gap_s if self._drain_gap_s else 0.0,
+            "drain_rate": self._rate.per_s,
         }
 
     def expected_output_tokens(self) -> dict[str, int]:
@@ -304,34 +208,20 @@ class Gate:
             streamed=wish.streamed,
         )
 
-    def _arrive(self, waiter: Waiter, body_bytes: int) -> _Entry:
-        entry = _Entry(waiter, body_bytes)
-        self._queue[waiter.sequence] = entry
-        self._queue_bytes += body_bytes
-        self._queue_tokens += entry.tokens
-        return entry
-
-    def _leave(self, entry: _Entry) -> None:
+    def _leave(self, entry: Queued) -> None:
         """Take an entry out of the queue."""
-        if self._queue.pop(entry.waiter.sequence, None) is not None:
-            self._queue_bytes -= entry.body_bytes
-            self._queue_tokens -= entry.tokens
+        if self._queue.pop(entry):
             self._placer.remove(entry.waiter.sequence)
             if not self._queue:
-                self._drained_s = None
+                self._rate.rest()
                 if self._alarm is not None:
                     self._alarm.cancel()
                     self._alarm = None
 
-    async def _wait(self, entry: _Entry) -> None:
+    async def _wait(self, entry: Queued) -> None:
         """Wait for a decision on ``entry``, or raise if there is no room to wait in."""
-        settings = self._settings
-        if (
-            len(self._queue) > settings.queue_max_requests
-            or self._queue_bytes > settings.queue_max_bytes
-            or self._queue_tokens > settings.queue_max_tokens
-        ) and entry.waiter.tag is None:  # who was placed before was let in then
-            retry_s = self._retry_after_s(len(self._queue) - 1)
+        if self._queue.is_overfull() and entry.waiter.tag is None:  # who was placed before was let in then
+            retry_s = self._rate.retry_after_s(len(self._queue) - 1)
             self._leave(entry)
             self._refused += 1
             raise Busy("The KV caches are full and so is the queue. Try again later.", retry_s)
@@ -378,17 +268,19 @@ class Gate:
                 rest = (self._queue.get(decision.sequence) for decision in decisions[done:])
                 self._placer.put([entry.waiter for entry in rest if entry is not None])
 
-    def _place(self, entry: _Entry, placed: Placed, now_s: float) -> None:
+    def _place(self, entry: Queued, placed: Placed, now_s: float) -> None:
         waiter, offer = entry.waiter, placed.offer
         need = placed.need
         backend = self._fleet.backend(offer.backend)
         budget = budget_tokens(offer, need.prompt_tokens)
-        reservation = self._fleet.reserve(offer.backend, need, budget, placed.matched_tokens, waiter.streamed)
+        reservation = self._fleet.reserve(
+            offer.backend, need, budget, placed.matched_tokens, waiter.streamed, placed.chain
+        )
         entry.lease = Lease(self, reservation, backend, placed, waiter, now_s)
         self._leases += 1
         self._placed += 1
         if entry.future is not None:
-            self._note_drain(now_s)
+            self._rate.note(now_s)
 
     def _refusal(self, waiter: Waiter, decision: Refused, now_s: float) -> GatewayError:
         if decision.reason == "no_backend":
@@ -398,7 +290,7 @@ class Gate:
         if decision.reason == "too_large":
             return ContextOverflow(self._overflow(waiter, now_s))
         waited_s = now_s - waiter.arrived_s
-        retry_s = self._retry_after_s(len(self._queue))
+        retry_s = self._rate.retry_after_s(len(self._queue))
         return Busy(f"No KV cache had room for the request within {waited_s:.0f} s. Try again later.", retry_s)
 
     def _overflow(self, waiter: Waiter, now_s: float) -> Overflow:
@@ -422,22 +314,3 @@ class Gate:
     def _ring(self) -> None:
         self._alarm = None
         self._run_now()
-
-    def _note_drain(self, now_s: float) -> None:
-        """Learn the mean gap between two placements while requests wait."""
-        if self._drained_s is not None:
-            gap_s = now_s - self._drained_s
-            known_s = gap_s if self._drain_gap_s is None else self._drain_gap_s
-            self._drain_gap_s = known_s + DRAIN_WEIGHT * (gap_s - known_s)
-        self._drained_s = now_s
-
-    def _retry_after_s(self, ahead: int) -> float:
-        """Seconds until the requests waiting now will be through, at the rate they are drained."""
-        if self._drain_gap_s is None:
-            return UNMEASURED_RETRY_S
-        return min(MOST_RETRY_S, max(LEAST_RETRY_S, ahead * self._drain_gap_s))
-
-    def _oldest_wait_s(self) -> float:
-        if not self._queue:
-            return 0.0
-        return asyncio.get_running_loop().time() - next(iter(self._queue.values())).waiter.arrived_s

@@ -301,7 +301,7 @@ class Placer:
             self.prefixes.went(waiter.session, room.bit, option.need.prompt_tokens)
         name = room.name
         offer = next(offer for offer in option.offers if offer.backend == name)
-        return Placed(waiter.sequence, offer, option.need, entry.tag or 0.0, matched_tokens)
+        return Placed(waiter.sequence, offer, option.need, entry.tag or 0.0, matched_tokens, entry.chain)
 
     def _options(self, entry: Entry) -> Refused | None:
         """Look up where the request may go, or say why it can go nowhere."""

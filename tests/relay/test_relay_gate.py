@@ -18,7 +18,8 @@ from gateway.fleet.breaker import Breaker
 from gateway.fleet.capacity import KvCapacity
 from gateway.fleet.fleet import Backend
 from gateway.fleet.ledger import Ledger
-from gateway.relay.gate import Gate, Lease
+from gateway.relay.gate import Gate
+from gateway.relay.lease import Lease
 from gateway.routing.placer import Placer
 from gateway.types import BackendView, Decision, Health, Need, Offer, Wish
 
@@ -66,11 +67,19 @@ class Places:
         return list(self.views(now_s).values())
 
     def reserve(
-        self, name: str, need: Need, budget_tokens: int | None, cached_tokens: int = 0, timed: bool = False
+        self,
+        name: str,
+        need: Need,
+        budget_tokens: int | None,
+        cached_tokens: int = 0,
+        timed: bool = False,
+        chain: tuple[tuple[int, int], ...] = (),
     ) -> Reservation:
         self.keys += 1
         place: Any = self.at[name]
-        place.ledger.reserve(self.keys, need.prompt_tokens, need.output_tokens, need.n, budget_tokens, cached_tokens)
+        place.ledger.reserve(
+            self.keys, need.prompt_tokens, need.output_tokens, need.n, budget_tokens, cached_tokens, chain
+        )
         return Reservation(place, self.keys)
 
     def backend(self, name: str) -> Backend:
