@@ -17,7 +17,7 @@ from gateway.observe.metrics import Metrics
 from gateway.relay.client import Client, Scope
 from gateway.relay.events import EventStream
 from gateway.relay.exchange import HOP_BY_HOP, is_event_stream, passed_headers, relay_bytes, relay_events
-from gateway.relay.gate import Lease
+from gateway.relay.lease import Lease
 from gateway.relay.repair import StreamRepair
 from gateway.relay.sse import cached_tokens_of, output_tokens_of, prompt_tokens_of, usage_of
 from gateway.relay.told import TRUE, UsageTold

@@ -23,7 +23,8 @@ from gateway.fleet.fleet import Fleet
 from gateway.guard.policy import HEADER as OVERFLOW_HEADER
 from gateway.observe.metrics import Metrics
 from gateway.relay.client import Client, Receive, Scope, Send, header, read_body
-from gateway.relay.gate import Gate, Lease
+from gateway.relay.gate import Gate
+from gateway.relay.lease import Lease
 from gateway.relay.retries import RetryBudget
 from gateway.relay.upstream import Upstream
 from gateway.relay.waiting import WaitingRoom

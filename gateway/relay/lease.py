@@ -1,0 +1,103 @@
+"""A lease: what one request holds at a backend, from its placement to its release."""
+
+from __future__ import annotations
+
+from typing import Protocol
+
+from gateway.fleet.backend import Reservation
+from gateway.fleet.fleet import Backend
+from gateway.types import Need, Offer, Placed, Waiter
+
+
+class Lessor(Protocol):
+    """Who gave a lease, and wants to know what becomes of it."""
+
+    def answered(
+        self,
+        waiter: Waiter,
+        offer: Offer,
+        need: Need,
+        matched_tokens: int,
+        output_tokens: int | None,
+        cached_tokens: int | None,
+    ) -> None:
+        """An answer came to its end, with the output and the cached tokens of the prompt that its usage tells."""
+
+    def broken_off(
+        self, waiter: Waiter, offer: Offer, need: Need, matched_tokens: int, begun: bool, grown_tokens: int
+    ) -> None:
+        """An answer did not end, or never began."""
+
+    def let_go(self, lease: Lease) -> None:
+        """A lease was released."""
+
+
+class Lease:
+    """A place on a backend: KV blocks are reserved there until ``release``, which may be called any number of times."""
+
+    __slots__ = (
+        "_begun", "_finished", "_lessor", "_matched_tokens", "_need", "_reservation", "_waiter", "backend", "offer",
+        "released", "tag", "waited_s",
+    )  # fmt: skip
+
+    def __init__(
+        self, lessor: Lessor, reservation: Reservation, backend: Backend, placed: Placed, waiter: Waiter, now_s: float
+    ) -> None:
+        self._lessor = lessor
+        self._reservation = reservation
+        self._waiter = waiter
+        self._matched_tokens = placed.matched_tokens
+        self._need = placed.need
+        self._begun = False
+        self._finished = False
+        self.backend = backend
+        self.offer = placed.offer
+        self.waited_s = now_s - waiter.arrived_s
+        self.tag = placed.tag
+        self.released = False
+
+    def __repr__(self) -> str:
+        return f"<Lease {self.sequence} on {self.backend.name}{', released' if self.released else ''}>"
+
+    @property
+    def sequence(self) -> int:
+        """Its number in the order of arrival."""
+        return self._waiter.sequence
+
+    @property
+    def deadline_s(self) -> float:
+        """When its wait would have been over."""
+        return self._waiter.deadline_s
+
+    @property
+    def rank(self) -> int:
+        """Its priority class."""
+        return self._waiter.rank
+
+    def first_byte(self) -> None:
+        """The backend began to answer."""
+        self._begun = True
+        self._reservation.first_byte()
+
+    def grow(self, tokens: int) -> None:
+        """So many more tokens were generated, over all sequences."""
+        self._reservation.grow(tokens)
+
+    def finished(self, output_tokens: int | None, cached_tokens: int | None) -> None:
+        """The answer came to its end; its usage tells so many output tokens, and cached ones of the prompt."""
+        self._finished = True
+        if cached_tokens is not None:
+            self._reservation.cached_tokens = cached_tokens
+        self._lessor.answered(self._waiter, self.offer, self._need, self._matched_tokens, output_tokens, cached_tokens)
+
+    def release(self) -> None:
+        """Give the place back and let others have it."""
+        if not self.released:
+            self.released = True
+            self._reservation.release()
+            if not self._finished:
+                grown_tokens = self._reservation.grown_tokens
+                self._lessor.broken_off(
+                    self._waiter, self.offer, self._need, self._matched_tokens, self._begun, grown_tokens
+                )
+            self._lessor.let_go(self)
