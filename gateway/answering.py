@@ -92,7 +92,10 @@ class Answering:
         except BackendBusy:
             raise
         except BackendFailed:
-            self._fleet.note_failure(backend.name)
+            self._fleet.note_failure(backend.name, lease.placed_s)
+            raise
+        except ContextOverflow:  # an answer, too
+            self._fleet.note_success(backend.name)
             raise
         self._fleet.note_success(backend.name)
 

@@ -274,9 +274,9 @@ class WatchedBackend:
         """The clock."""
         return self._clock()
 
-    def note_failure(self) -> None:
-        """A request failed for the backend's sake."""
-        if self.breaker.failed(self._clock()):
+    def note_failure(self, placed_s: float | None = None) -> None:
+        """A request failed for the backend's sake that was placed at ``placed_s``."""
+        if self.breaker.failed(self._clock(), placed_s):
             log.warning("backend %s: %d failures in a row, resting it", self.name, self.breaker.failures)
             self._changed()
         self.look_soon()

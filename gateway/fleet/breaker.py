@@ -22,6 +22,7 @@ class Breaker:
         self._reopen_after_s = reopen_after_s
         self._failures = 0
         self._opened_s: float | None = None
+        self._last_opened_s: float | None = None  # stays when it closes
         self._trial: Hashable | None = None
 
     @property
@@ -63,16 +64,23 @@ class Breaker:
         self._opened_s = self._trial = None
         return was_open
 
-    def failed(self, now_s: float) -> bool:
-        """A request failed. Returns whether that opened the breaker (anew)."""
+    def failed(self, now_s: float, placed_s: float | None = None) -> bool:
+        """A request failed that was placed at ``placed_s``. Returns whether that opened the breaker (anew).
+
+        One that was placed before the breaker opened tells of the trouble of then, however late it fails: it must
+        neither end a trial it has nothing to do with nor count against a backend that has come back.
+        """
+        if placed_s is not None and self._last_opened_s is not None and placed_s < self._last_opened_s:
+            return False
         self._failures += 1
         if self._opened_s is not None:
             # Of many requests that fail at once only a trial's failure prolongs the rest.
             if self.state(now_s) is BreakerState.HALF_OPEN:
-                self._opened_s, self._trial = now_s, None
+                self._opened_s = self._last_opened_s = now_s
+                self._trial = None
                 return True
             return False
         if self._failures >= self._failures_to_open:
-            self._opened_s = now_s
+            self._opened_s = self._last_opened_s = now_s
             return True
         return False

@@ -174,9 +174,9 @@ class Fleet:
         whose chunks tell how fast the backend is. ``chain``: beginnings of its prompt, which others may share."""
         return self._backends[name].reserve(need, budget_tokens, cached_tokens, timed, chain)
 
-    def note_failure(self, name: str) -> None:
-        """A request failed for the backend's sake: no connection, hung up, or a 5xx."""
-        self._backends[name].note_failure()
+    def note_failure(self, name: str, placed_s: float | None = None) -> None:
+        """A request, placed at ``placed_s``, failed for the backend's sake: no connection, hung up, or a 5xx."""
+        self._backends[name].note_failure(placed_s)
 
     def note_success(self, name: str) -> None:
         """The backend answered a request."""

@@ -37,7 +37,7 @@ class Lease:
 
     __slots__ = (
         "_begun", "_finished", "_lessor", "_matched_tokens", "_need", "_reservation", "_waiter", "backend", "offer",
-        "released", "tag", "waited_s",
+        "placed_s", "released", "tag", "waited_s",
     )  # fmt: skip
 
     def __init__(
@@ -52,6 +52,7 @@ class Lease:
         self._finished = False
         self.backend = backend
         self.offer = placed.offer
+        self.placed_s = now_s
         self.waited_s = now_s - waiter.arrived_s
         self.tag = placed.tag
         self.released = False

@@ -60,3 +60,24 @@ def test_a_request_of_before_that_succeeds_closes_it() -> None:
     breaker = opened()
     assert breaker.succeeded()
     assert breaker.accepts(100.0)
+
+
+def test_stragglers_of_before_neither_end_a_trial_nor_count_once_it_is_closed() -> None:
+    """Requests that were placed before it opened fail one by one, minutes later: each at its own timeout."""
+    breaker = opened()
+    breaker.placed("trial", 106.0)
+    assert not breaker.failed(107.0, placed_s=90.0)
+    assert not breaker.accepts(107.0)  # the trial goes on, and is the only one
+    assert breaker.succeeded()
+    for late_s in (110.0, 120.0, 130.0, 140.0):
+        assert not breaker.failed(late_s, placed_s=99.0)
+    assert breaker.state(140.0) is BreakerState.CLOSED
+
+
+def test_failures_of_requests_placed_since_open_it_as_ever() -> None:
+    breaker = opened()
+    breaker.placed("trial", 106.0)
+    assert breaker.failed(107.0, placed_s=106.0)  # the trial itself
+    breaker.placed("next", 112.0)
+    breaker.succeeded()
+    assert [breaker.failed(120.0, placed_s=119.0) for _ in range(3)] == [False, False, True]
