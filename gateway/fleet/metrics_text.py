@@ -32,20 +32,25 @@ _BLANKS = " \t"
 class Reading:
     """What one scrape says. ``None`` is unknown, whatever the reason.
 
-    ``engines`` are the data-parallel ranks this server reports for. ``blocks`` counts the KV blocks of all of them
+    ``engines`` are the data-parallel ranks this server reports for, ``labels`` what vLLM calls them, in the order of
+    the ranks a request can ask for; there is one engine where nothing is said. ``blocks`` counts the KV blocks of all of them
     together, null blocks included (vLLM stamps the sum on each ``engine`` label). ``block_size_tokens`` is the
     smallest over KV groups and synced from the engine only since 0.24. ``cache_tokens`` is one engine's (0.24+).
-    ``usage_ratio`` is 0…1 by engine label. ``overridden`` says ``--num-gpu-blocks-override`` was given, ``caches`` is
+    ``usage_ratio`` is 0…1 by engine label; ``running_by_engine``, ``waiting_by_engine`` are requests, ``None`` unless
+    every engine told a sane number. ``overridden`` says ``--num-gpu-blocks-override`` was given, ``caches`` is
     whether prompt prefixes are kept. ``loras`` are the LoRA adapters that run or wait, of ``lora_slots`` at a time.
     """
 
     engines: int = 1
+    labels: tuple[str, ...] = ()
     blocks: int | None = None
     block_size_tokens: int | None = None
     cache_tokens: int | None = None
     usage_ratio: Mapping[str, float] | None = None
     running: int | None = None
     waiting: int | None = None
+    running_by_engine: Mapping[str, int] | None = None
+    waiting_by_engine: Mapping[str, int] | None = None
     overridden: bool = False
     caches: bool | None = None
     loras: frozenset[str] = frozenset()
@@ -63,7 +68,7 @@ def parse(body: bytes) -> Reading:
         usages = {engine: value for engine, (_, value) in _by_engine(text, name).items()}
         if usages:
             break
-    running = _by_engine(text, RUNNING_NAME)
+    running, waiting = _by_engine(text, RUNNING_NAME), _by_engine(text, WAITING_NAME)
     engines = set(configs) or set(usages) or set(running)
     labels = [labels for labels, _ in configs.values()]
     blocks = _highest(_whole(item.get("num_gpu_blocks")) for item in labels)
@@ -74,12 +79,15 @@ def parse(body: bytes) -> Reading:
     loras, lora_slots = _loras(text)
     return Reading(
         engines=max(1, len(engines)),
+        labels=tuple(sorted(engines, key=_rank)),
         blocks=blocks,
         block_size_tokens=size,
         cache_tokens=_lowest(_whole(item.get("kv_cache_size_tokens")) for item in labels),
         usage_ratio=_ratios(usages, engines),
         running=_count(_sum(running)),
-        waiting=_count(_sum(_by_engine(text, WAITING_NAME))),
+        waiting=_count(_sum(waiting)),
+        running_by_engine=_counts(running, engines),
+        waiting_by_engine=_counts(waiting, engines),
         overridden=any(_whole(item.get("num_gpu_blocks_override")) is not None for item in labels),
         caches=_flag(item.get("enable_prefix_caching") for item in labels),
         loras=loras,
@@ -151,6 +159,19 @@ def _ratios(usages: Mapping[str, float], engines: set[str]) -> Mapping[str, floa
 def _sum(family: Mapping[str, tuple[dict[str, str], float]]) -> float | None:
     total = sum(value for _, value in family.values())
     return total if family and math.isfinite(total) and total >= 0 else None
+
+
+def _counts(family: Mapping[str, tuple[dict[str, str], float]], engines: set[str]) -> Mapping[str, int] | None:
+    """The counts, if every engine reported a sane one."""
+    values = {engine: value for engine, (_, value) in family.items()}
+    if not values or set(values) != engines or not all(0 <= value < math.inf for value in values.values()):
+        return None
+    return {engine: int(value) for engine, value in values.items()}
+
+
+def _rank(label: str) -> tuple[int, str]:
+    """The order of engine labels: they are numbers, without leading zeros."""
+    return len(label), label
 
 
 def _count(value: float | None) -> int | None:

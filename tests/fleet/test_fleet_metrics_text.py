@@ -36,12 +36,15 @@ vllm:cache_config_info{block_size="16",num_gpu_blocks="2048",num_cpu_blocks="204
 def test_a_recent_server_is_read() -> None:
     assert parse(V1) == Reading(
         engines=1,
+        labels=("0",),
         blocks=160,
         block_size_tokens=32,
         cache_tokens=5120,
         usage_ratio={"0": 0.25},
         running=3,
         waiting=2,
+        running_by_engine={"0": 3},
+        waiting_by_engine={"0": 2},
         overridden=True,
         started_s=1796015184.34,
         counters={
@@ -58,6 +61,16 @@ def test_the_first_generation_has_another_usage_name_and_no_engine_label() -> No
     assert reading.usage_ratio == {"0": 0.5}
     assert (reading.running, reading.waiting, reading.overridden) == (1, 0, False)
     assert reading.cache_tokens is None
+
+
+def test_engines_stand_in_the_order_of_their_ranks_and_a_count_that_one_keeps_back_is_unknown_for_all() -> None:
+    """A hybrid server names its engines by their ranks in the whole deployment: the first of its own is rank 0."""
+    text = "".join(f'vllm:num_requests_running{{engine="{rank}"}} {rank}.0\n' for rank in (11, 8, 10, 9))
+    reading = parse(f'{text}vllm:num_requests_waiting{{engine="8"}} 1.0\n'.encode())
+    assert reading.labels == ("8", "9", "10", "11")
+    assert reading.running_by_engine == {"8": 8, "9": 9, "10": 10, "11": 11}
+    assert (reading.waiting, reading.waiting_by_engine) == (1, None)
+    assert parse(b"").labels == ()
 
 
 def test_both_usage_names_at_once_count_once() -> None:
