@@ -27,16 +27,21 @@ def block_hashes(tokens: Sequence[int], block_size_tokens: int, known: list[int]
 
 
 class BlockPool:
-    """``num_blocks`` blocks, the null block included, so ``num_blocks - 1`` can hold anything."""
+    """``num_blocks`` blocks, the null block included, so ``num_blocks - 1`` can hold anything.
 
-    def __init__(self, num_blocks: int, *, caching: bool = True) -> None:
+    ``unfindable_first``: freed blocks that no hash leads to are handed out before all others (vLLM 0.28 on).
+    """
+
+    def __init__(self, num_blocks: int, *, caching: bool = True, unfindable_first: bool = True) -> None:
         if num_blocks < 2:
             raise ValueError("a pool needs at least two blocks: the null block and one to use")
         self.num_blocks = num_blocks
         self.caching = caching
+        self._unfindable_first = unfindable_first
         self._references = [0] * num_blocks
         self._hash_of: dict[int, int] = {}
-        self._blocks_of: dict[int, dict[int, None]] = {}
+        self._first_of: dict[int, int] = {}  # the block that is found by a hash ...
+        self._more_of: dict[int, dict[int, None]] = {}  # ... and others of the same content, in order
         self._free: OrderedDict[int, None] = OrderedDict.fromkeys(range(1, num_blocks))
 
     def __repr__(self) -> str:
@@ -59,24 +64,21 @@ class BlockPool:
 
     def find(self, hashes: Iterable[int]) -> list[int]:
         """The blocks that hold the longest cached prefix of ``hashes``. Takes no reference."""
-        found: list[int] = []
-        for value in hashes:
-            holders = self._blocks_of.get(value)
-            if not holders:
-                break
-            found.append(next(iter(holders)))
-        return found
+        found = list(map(self._first_of.get, hashes))  # one pass in C: prompts have thousands of blocks
+        return found[: found.index(None)] if None in found else found  # type: ignore[return-value]
 
     def idle(self, blocks: Iterable[int]) -> int:
         """How many of ``blocks`` are free now, so that touching them takes them out of the free blocks."""
-        return sum(1 for block in blocks if not self._references[block])
+        return [self._references[block] for block in blocks].count(0)
 
     def touch(self, blocks: Iterable[int]) -> None:
         """Take a reference on cached blocks."""
+        references, free = self._references, self._free
         for block in blocks:
-            if not self._references[block]:
-                del self._free[block]
-            self._references[block] += 1
+            count = references[block]
+            if not count:
+                del free[block]
+            references[block] = count + 1
 
     def allocate(self, count: int) -> list[int]:
         """``count`` blocks with one reference each; their old content is forgotten. ``ValueError`` if too many."""
@@ -90,32 +92,45 @@ class BlockPool:
 
     def release(self, blocks: Sequence[int]) -> None:
         """Give references back, tail first, so the blocks of a shared prefix are the last to be evicted."""
+        references, free = self._references, self._free
         for block in reversed(blocks):
-            if self._references[block] <= 0:
+            count = references[block] - 1
+            if count < 0:
                 raise ValueError(f"block {block} is released more often than taken")
-            self._references[block] -= 1
-            if not self._references[block]:
-                self._free[block] = None
+            references[block] = count
+            if not count:
+                free[block] = None
+                if self._unfindable_first and block not in self._hash_of:
+                    self._free.move_to_end(block, last=False)
 
     def remember(self, block: int, value: int) -> None:
         """Make a full block findable by its hash."""
         if self.caching and block not in self._hash_of:
             self._hash_of[block] = value
-            self._blocks_of.setdefault(value, {})[block] = None
+            first = self._first_of.setdefault(value, block)
+            if first != block:
+                self._more_of.setdefault(value, {})[block] = None
 
     def forget_all(self) -> bool:
         """Empty the prefix cache (``/reset_prefix_cache``); refused while blocks are in use."""
         if self.used_blocks:
             return False
         self._hash_of.clear()
-        self._blocks_of.clear()
+        self._first_of.clear()
+        self._more_of.clear()
         return True
 
     def _forget(self, block: int) -> None:
         value = self._hash_of.pop(block, None)
         if value is None:
             return
-        holders = self._blocks_of[value]
-        del holders[block]
-        if not holders:
-            del self._blocks_of[value]
+        more = self._more_of.get(value, {})
+        if block in more:
+            del more[block]
+        elif more:
+            self._first_of[value] = next(iter(more))
+            del more[self._first_of[value]]
+        else:
+            del self._first_of[value]
+        if not more:
+            self._more_of.pop(value, None)

@@ -24,6 +24,7 @@ class EngineConfig:
     ``prefill_tokens_per_s`` is for the whole engine; ``decode_tokens_per_s`` is what one sequence sees, since a batch
     advances together: a step takes ``prefill tokens / prefill rate``, plus ``1 / decode rate`` if it decodes at all.
     ``reserve_whole_prompt``: admit only if the whole prompt fits (vLLM 0.19 on), not just its first chunk.
+    ``unfindable_blocks_first``: freed blocks that no prefix can hit are handed out before cached ones (vLLM 0.28 on).
     ``null_block_in_usage``: before 0.10.2 the usage gauge was divided by all blocks, the null block included.
     """
 
@@ -34,6 +35,7 @@ class EngineConfig:
     max_num_batched_tokens: int = 2048
     enable_prefix_caching: bool = True
     reserve_whole_prompt: bool = True
+    unfindable_blocks_first: bool = True
     null_block_in_usage: bool = False
     prefill_tokens_per_s: float = 20000.0
     decode_tokens_per_s: float = 50.0
@@ -102,10 +104,14 @@ class Gauges:
 
 @dataclass(frozen=True, slots=True)
 class StepResult:
-    """What a step did. Its outputs exist at ``ended_s``, not before. ``idle``: nothing could be scheduled."""
+    """What a step did. Its outputs exist at ``ended_s``, not before. ``idle``: nothing could be scheduled.
+
+    ``scheduled``: tokens computed for each request, in the order in which they were given.
+    """
 
     started_s: float
     duration_s: float
+    scheduled: tuple[tuple[str, int], ...]
     outputs: tuple[TokenOutput, ...]
     finished: tuple[FinishedRequest, ...]
     preempted: tuple[str, ...]
@@ -165,7 +171,11 @@ class Engine:
 
     def __init__(self, config: EngineConfig) -> None:
         self.config = config
-        self.pool = BlockPool(config.num_gpu_blocks, caching=config.enable_prefix_caching)
+        self.pool = BlockPool(
+            config.num_gpu_blocks,
+            caching=config.enable_prefix_caching,
+            unfindable_first=config.unfindable_blocks_first,
+        )
         self.counters = Counters()
         self._waiting: deque[_Sequence] = deque()
         self._running: list[_Sequence] = []
@@ -228,6 +238,7 @@ class Engine:
         return StepResult(
             started_s=now_s,
             duration_s=duration_s,
+            scheduled=tuple((sequence.request.request_id, count) for sequence, count in batch),
             outputs=tuple(outputs),
             finished=tuple(finished),
             preempted=tuple(preempted),

@@ -93,6 +93,7 @@ class SimulatorOptions:
             max_num_batched_tokens=self.max_num_batched_tokens,
             enable_prefix_caching=self.enable_prefix_caching,
             reserve_whole_prompt=version.since(0, 19),
+            unfindable_blocks_first=version.since(0, 28),
             null_block_in_usage=not version.since(0, 10, 2),
             prefill_tokens_per_s=self.prefill_tokens_per_s * self.time_scale,
             decode_tokens_per_s=self.decode_tokens_per_s * self.time_scale,

@@ -175,6 +175,16 @@ def test_idle_cached_blocks_are_free_and_evicted_tail_first() -> None:
     assert steps[-1].finished[0].cached_tokens == 40
 
 
+def test_blocks_that_nothing_leads_to_are_handed_out_before_cached_ones_since_028() -> None:
+    for first, cached in ((True, 40), (False, 36)):
+        engine = Engine(config(num_gpu_blocks=13, unfindable_blocks_first=first))  # 12 blocks
+        list(play(engine, [(0.0, request("old", 42, 1, shared=42))]))  # ten full blocks and a partial one
+        list(play(engine, [(0.0, request("new", 6, 1))]))  # two blocks: the partial one and one never used
+        list(play(engine, [(0.0, request("newer", 3, 1))]))
+        steps = list(play(engine, [(0.0, request("again", 42, 1, shared=42))]))
+        assert steps[-1].finished[0].cached_tokens == cached
+
+
 def test_sequences_of_one_request_share_its_full_prompt_blocks() -> None:
     engine = Engine(config())
     for index in range(4):
