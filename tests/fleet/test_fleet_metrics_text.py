@@ -8,7 +8,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gateway.fleet.metrics_text import Reading, parse, samples
+from gateway.fleet.exposition import Families, labels_and_value
+from gateway.fleet.metrics_text import Oddity, Reading, parse
 
 V1 = b"""# HELP vllm:num_requests_running Number of requests in model execution batches.
 # TYPE vllm:num_requests_running gauge
@@ -99,6 +100,7 @@ def test_usage_of_a_part_of_the_engines_is_unknown() -> None:
         b'vllm:kv_cache_usage_perc{engine="0"} 0.5\n'
     )
     assert parse(text).usage_ratio is None
+    assert parse(text).odd == {Oddity.PARTIAL_ENGINES}
 
 
 @pytest.mark.parametrize("value", ["NaN", "+Inf", "-0.5", "37.5", "", "abc", "1e999"])
@@ -125,8 +127,9 @@ def test_the_effective_block_size_wins_unless_groups_differ() -> None:
 
 
 def test_labels_may_hold_quotes_braces_backslashes_and_newlines() -> None:
-    text = '\nname{a="x\\"y}",b="\\\\",c="1\\n2", d = "," ,} 4 1700000000\nname_longer 5\nname 6'
-    assert list(samples(text, "name")) == [({"a": 'x"y}', "b": "\\", "c": "1\n2", "d": ","}, 4.0), ({}, 6.0)]
+    text = b'name{a="x\\"y}",b="\\\\",c="1\\n2", d = "," ,} 4 1700000000\nname_longer 5\nname 6'
+    read = [labels_and_value(rest) for rest in Families(["name"]).find(text)["name"]]
+    assert read == [({"a": 'x"y}', "b": "\\", "c": "1\n2", "d": ","}, 4.0), ({}, 6.0)]
 
 
 def test_windows_line_ends_and_a_missing_last_one_are_read() -> None:
@@ -136,6 +139,45 @@ def test_windows_line_ends_and_a_missing_last_one_are_read() -> None:
 def test_an_empty_or_foreign_body_is_all_unknown() -> None:
     for body in (b"", b"<html>404</html>", b"\xff\xfe\x00", b"# only a comment\n"):
         assert parse(body) == Reading()
+
+
+def test_a_sleeping_server_says_so_and_an_old_one_says_nothing() -> None:
+    states = "".join(
+        f'vllm:engine_sleep_state{{engine="{rank}",sleep_state="{state}"}} {value}\n'
+        for rank in (0, 1)
+        for state, value in (("awake", 1 - rank), ("weights_offloaded", rank), ("discard_all", 0))
+    )
+    assert parse(states.encode()).awake is False
+    assert parse(states.replace(" 0\n", " 1\n").encode()).awake is True
+    assert parse(V0).awake is None
+
+
+def test_prefix_cache_counters_are_read_under_either_name_and_never_twice() -> None:
+    old = 'vllm:gpu_prefix_cache_queries_total{engine="0"} 90\nvllm:gpu_prefix_cache_hits_total{engine="0"} 30\n'
+    assert (parse(old.encode()).queried_tokens, parse(old.encode()).hit_tokens) == (90.0, 30.0)
+    both = old + old.replace("gpu_", "")
+    assert (parse(both.encode()).queried_tokens, parse(both.encode()).hit_tokens) == (90.0, 30.0)
+
+
+@pytest.mark.parametrize("value", ["NaN", "-1", "+Inf", "garbage"])
+def test_a_value_that_makes_no_sense_is_named(value: str) -> None:
+    page = V1.decode().replace('running{engine="0",model_name="qwen3"} 3.0', f'running{{engine="0"}} {value}')
+    assert parse(page.encode()).odd == {Oddity.BAD_VALUE}
+    assert parse(page.encode()).running is None
+    assert parse(V1).odd == frozenset()
+
+
+def test_two_engines_under_one_label_are_unknown_and_one_told_twice_is_one() -> None:
+    told = parse(V1 + b'vllm:kv_cache_usage_perc{engine="0",model_name="qwen3"} 0.25\n')
+    assert (told.usage_ratio, told.odd) == ({"0": 0.25}, {Oddity.DUPLICATE_ENGINE})
+    two = parse(V1 + b'vllm:kv_cache_usage_perc{engine="0",model_name="qwen3",instance="b"} 0.25\n')
+    assert (two.usage_ratio, two.odd) == (None, {Oddity.DUPLICATE_ENGINE})
+
+
+def test_a_page_is_empty_without_an_engine_and_not_for_an_odd_one() -> None:
+    assert parse(b"process_start_time_seconds 1.7e9\npython_info 1\n").empty
+    assert not parse(V0).empty
+    assert not parse(b'vllm:kv_cache_usage_perc{engine="0"} NaN\n').empty
 
 
 @given(st.binary(max_size=400))
@@ -163,4 +205,7 @@ def test_no_family_is_read_that_vllm_does_not_have() -> None:
     assert (reading.blocks, reading.block_size_tokens, reading.cache_tokens) == (160, 32, 5120)
     assert reading.usage_ratio is not None
     assert len(reading.counters) == 3
+    assert (reading.queried_tokens, reading.hit_tokens, reading.awake) == (45319.0, 14720.0, True)
+    assert reading.created_s is not None
+    assert not reading.odd
     assert reading.started_s is not None
