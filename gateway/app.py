@@ -31,7 +31,7 @@ from gateway.fitting import Fitter
 from gateway.fleet.fleet import Fleet
 from gateway.observe.gauges import counting_gauges, fleet_gauges, gpu_gauges, learned_gauges, queue_gauges
 from gateway.observe.metrics import CONTENT_TYPE, Gauge, Metrics
-from gateway.relay.client import Receive, Scope, Send
+from gateway.relay.client import Message, Receive, Scope, Send
 from gateway.relay.gate import Gate
 from gateway.relay.upstream import Upstream
 from gateway.serving import Serving
@@ -76,6 +76,7 @@ class App:
         self._keys = Keys(settings.api_keys)
         self._admin_keys = Keys(settings.admin_keys)
         self._control: httpx2.AsyncClient | None = None
+        self.stopping = False  # set by the server when it is told to stop
         self._started_s = int(time.time())
         self._own = Starlette(
             routes=[
@@ -99,6 +100,8 @@ class App:
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Serve one HTTP request, or the server's life span."""
         if scope["type"] == "http":
+            if self.stopping:
+                send = _closing_connections(send)
             path = scope["path"] = normalise(scope["path"])
             # A dot segment would be resolved on the way and reach what is not relayed (/reset_prefix_cache, /metrics).
             dotted = not {".", ".."}.isdisjoint(path.replace("\\", "/").split("/"))
@@ -109,6 +112,10 @@ class App:
                 await self.serving.handle(scope, receive, send, dialect_of(path))
                 return
         await self._own(scope, receive, send)
+
+    def close_queue(self) -> None:
+        """Tell all who wait for a place that there will be none."""
+        self.gate.close()
 
     def _is_own(self, path: str) -> bool:
         return path in self._own_paths or path.startswith("/v1/models/")
@@ -181,8 +188,8 @@ class App:
         return Response(status_code=200)
 
     async def _ready(self, _: Request) -> Response:
-        """200 once a backend is up, else 503: a load balancer should ask this one."""
-        return Response(status_code=200 if self.fleet.ready() else 503)
+        """200 once a backend is up and until the gateway is told to stop, else 503: for load balancers."""
+        return Response(status_code=200 if self.fleet.ready() and not self.stopping else 503)
 
     async def _metrics(self, _: Request) -> Response:
         return Response(self.metrics.text(), headers={"content-type": CONTENT_TYPE})
@@ -247,6 +254,17 @@ class App:
 def create_app(settings: Settings) -> App:
     """The gateway as an ASGI application. It watches its backends from start-up to shutdown."""
     return App(settings)
+
+
+def _closing_connections(send: Send) -> Send:
+    """``send`` whose answers are the last of their connections."""
+
+    async def closing(message: Message) -> None:
+        if message["type"] == "http.response.start":
+            message = {**message, "headers": [*message["headers"], (b"connection", b"close")]}
+        await send(message)
+
+    return closing
 
 
 def _gpu_watch() -> GpuWatch:

@@ -353,6 +353,17 @@ class RelaySettings(Section):
     keepalive_s: Seconds = Field(default=15.0, description="Silence in a stream after which a comment is sent.")
 
 
+class ShutdownSettings(Section):
+    """How the gateway stops when it is told to (SIGTERM, SIGINT)."""
+
+    notice_s: float = Field(
+        default=0.0, ge=0, description="How long it serves on while /ready says no, so that load balancers leave."
+    )
+    grace_s: float = Field(
+        default=30.0, ge=0, description="How long answers under way may then take before they are cut off."
+    )
+
+
 class Settings(BaseSettings):
     """Everything the gateway can be told."""
 
@@ -381,6 +392,7 @@ class Settings(BaseSettings):
     placing: PlacingSettings = Field(default_factory=PlacingSettings)
     fleet: FleetSettings = Field(default_factory=FleetSettings)
     relay: RelaySettings = Field(default_factory=RelaySettings)
+    shutdown: ShutdownSettings = Field(default_factory=ShutdownSettings)
     gpu_metrics: bool = Field(default=False, description="Export the GPUs of this machine as metrics, through NVML.")
     log_level: Literal["debug", "info", "warning", "error"] = Field(default="info", description="Least level logged.")
 

@@ -97,10 +97,12 @@ class NoBackend(GatewayError):
 
 
 class ShuttingDown(GatewayError):
-    """The gateway was told to stop and the request did not end in the time there was."""
+    """The gateway was told to stop, and the request did not begin or end in the time there was. Another gateway, or
+    this one started anew, takes it; ``retry_after_s`` is a hint in seconds."""
 
     status = 503
     code = "shutting_down"
+    retry_after_s = 1.0
 
 
 class BackendFailed(GatewayError):

@@ -15,6 +15,7 @@ from gateway.exceptions import (
     Busy,
     ContextOverflow,
     GatewayError,
+    ShuttingDown,
     Unauthorized,
     UnknownModel,
 )
@@ -77,7 +78,7 @@ def error_response(
         headers.append(NO_RETRY)
     elif isinstance(error, Unauthorized):
         headers.append(("www-authenticate", "Bearer"))
-    elif isinstance(error, Busy):
+    elif isinstance(error, Busy | ShuttingDown):
         headers += [("retry-after", str(_seconds(error))), ("retry-after-ms", str(_seconds(error) * 1000))]
     codex = caller.codex and dialect is Dialect.RESPONSES
     if codex and caller.stream and isinstance(error, ContextOverflow):
@@ -225,5 +226,5 @@ _ANTHROPIC_TYPES = {
 }
 
 
-def _seconds(error: Busy) -> int:
+def _seconds(error: Busy | ShuttingDown) -> int:
     return max(1, min(LONGEST_RETRY_AFTER_S, math.ceil(error.retry_after_s)))

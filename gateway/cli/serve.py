@@ -31,11 +31,10 @@ def run(options: argparse.Namespace) -> int:
         print(f"kvgate: {error}", file=sys.stderr)
         return 2
 
-    import uvicorn
-
     from gateway import __version__
     from gateway.app import create_app
     from gateway.observe import logs
+    from gateway.server import Server
 
     logs.configure(settings.log_level)
     sys.setswitchinterval(0.001)  # a long template rendered in a thread must not hold up the streams of others
@@ -49,23 +48,9 @@ def run(options: argparse.Namespace) -> int:
         return 2
     host = f"[{settings.host}]" if ":" in settings.host else settings.host
     print(f"kvgate {__version__} listening on http://{host}:{listener.getsockname()[1]}", file=sys.stderr, flush=True)
-    server = uvicorn.Server(
-        uvicorn.Config(
-            create_app(settings),
-            http="httptools",
-            lifespan="on",
-            log_config=None,
-            access_log=False,
-            server_header=False,
-            date_header=False,
-            timeout_keep_alive=75,  # longer than the pools of clients and of proxies in front keep a connection
-            timeout_graceful_shutdown=30,
-            backlog=2048,
-        )
-    )
+    server = Server(create_app(settings), settings)
     for number in (signal.SIGINT, signal.SIGTERM):
-        # uvicorn raises the signal that stopped it once more when all is closed; being told to stop is no failure.
-        signal.signal(number, lambda *_: None)
+        signal.signal(number, lambda *_: None)  # before the server listens to them, and after
     with listener:
         server.run(sockets=[listener])
     status = 0 if server.started else 1

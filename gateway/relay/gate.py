@@ -11,7 +11,7 @@ from collections.abc import Iterable, Mapping
 from typing import Protocol
 
 from gateway.config import PRIORITIES, PlacingSettings
-from gateway.exceptions import Busy, ContextOverflow, GatewayError, NoBackend
+from gateway.exceptions import Busy, ContextOverflow, GatewayError, NoBackend, ShuttingDown
 from gateway.fleet.backend import Reservation
 from gateway.fleet.fleet import Backend
 from gateway.relay.lease import Lease
@@ -64,6 +64,7 @@ class Gate:
         self._run: asyncio.Handle | None = None
         self._alarm: asyncio.TimerHandle | None = None
         self._alarm_s = 0.0
+        self._closed = False
         self._leases = 0
         self._placed = 0
         self._queued = 0
@@ -88,7 +89,8 @@ class Gate:
         ``excluded`` are backends that failed this request before, ``again`` the last lease it had: it keeps its place
         in the queue and the end of its wait. The caller releases the lease in a ``finally``.
         Raises ``Busy`` if the queue is full or the wait too long, ``NoBackend`` if every backend is down, draining or
-        excluded, ``ContextOverflow`` if the prompt is larger than any cache. A cancelled wait leaves nothing behind.
+        excluded, ``ContextOverflow`` if the prompt is larger than any cache, ``ShuttingDown`` instead of a wait if the
+        gate was closed. A cancelled wait leaves nothing behind.
         """
         now_s = asyncio.get_running_loop().time()
         entry = Queued(self._waiter(offers, prompt_tokens, n, excluded, model, wish, again, now_s), body_bytes)
@@ -110,6 +112,14 @@ class Gate:
             raise entry.error
         assert entry.lease is not None
         return entry.lease
+
+    def close(self) -> None:
+        """Let nobody wait any more: who does is refused now. Who finds room at once still goes through."""
+        self._closed = True
+        for entry in self._queue.all():
+            entry.error = _closing()
+            self._leave(entry)
+            entry.tell()
 
     def decide(self) -> None:
         """Look now at who can go, rather than in the next turn of the loop."""
@@ -225,6 +235,10 @@ class Gate:
             self._leave(entry)
             self._refused += 1
             raise Busy("The KV caches are full and so is the queue. Try again later.", retry_s)
+        if self._closed:
+            self._leave(entry)
+            self._refused += 1
+            raise _closing()
         loop = asyncio.get_running_loop()
         self._queued += 1
         self._set_alarm(loop)
@@ -314,3 +328,7 @@ class Gate:
     def _ring(self) -> None:
         self._alarm = None
         self._run_now()
+
+
+def _closing() -> ShuttingDown:
+    return ShuttingDown("The gateway is shutting down. Try again.")
