@@ -1,4 +1,4 @@
-"""The ledger of KV blocks of one backend: what vLLM last reported, and what our own requests hold since. Pure.
+"""The ledger of KV blocks of one engine: what vLLM last reported, and what our own requests hold since. Pure.
 
 ``used = ours + extra``. ``ours`` are the footprints of the requests we have there, which grow as their answers pass
 by; what they hold together, as far as the chains of their prompts tell, is counted once (``held``). ``extra`` is all
@@ -11,7 +11,8 @@ the cache yet, and a request released while the scrape was under way may or may 
     scraped − (everything of ours it may include)  ≤  extra  ≤  scraped − (what it must include)
 
 and ``extra`` moves no farther than into these bounds. Without unconfirmed requests both bounds are one number and the
-scrape decides; with constant foreign traffic ``extra`` stays right whatever our requests do.
+scrape decides; with constant foreign traffic ``extra`` stays right whatever our requests do. The number of requests at
+the engine is kept in the same way.
 """
 
 from __future__ import annotations
@@ -43,7 +44,7 @@ class _Entry:
 
 
 class Ledger:
-    """KV blocks of one backend. Knows no clock: times are arguments, in seconds of any one clock."""
+    """KV blocks of one engine. Knows no clock: times are arguments, in seconds of any one clock."""
 
     def __init__(self, on_change: Callable[[], None] = lambda: None) -> None:
         """``on_change`` is called when what placing goes by has changed: what is reserved, what is pending, who is in
@@ -57,6 +58,7 @@ class Ledger:
         self._pending_tokens = 0
         self._extra_blocks = 0
         self._released_blocks = 0  # of requests released since the scrape under way began
+        self._sequences = self._extra_sequences = self._released_sequences = 0  # the same for their number
         self._observed_s: float | None = None
         self.changes = 0  # goes up with every change of what ``view`` would say, its age aside
 
@@ -68,8 +70,18 @@ class Ledger:
 
     @property
     def capacity(self) -> KvCapacity | None:
-        """What the backend has; ``None`` while unknown."""
+        """What the engine has; ``None`` while unknown."""
         return self._capacity
+
+    @property
+    def requests(self) -> int:
+        """Sequences that run or wait there, ours and others', as far as known."""
+        return max(0, self._sequences + self._extra_sequences)
+
+    @property
+    def explained_blocks(self) -> int:
+        """The most that a scrape would report if nothing happened there that the ledger does not know of."""
+        return self._ours_blocks - self.held.overlap_blocks + self._extra_blocks + self._released_blocks
 
     @property
     def in_flight(self) -> int:
@@ -119,9 +131,9 @@ class Ledger:
             return
         self.changes += 1
         self._capacity = capacity
-        self._extra_blocks = 0
+        self._extra_blocks = self._extra_sequences = 0
         self._observed_s = None
-        self._ours_blocks = self._peak_blocks = self._released_blocks = 0
+        self._ours_blocks = self._peak_blocks = self._released_blocks = self._released_sequences = 0
         for entry in self._entries.values():
             entry.blocks = entry.peak_blocks = 0
             entry.marked_blocks = None
@@ -151,10 +163,7 @@ class Ledger:
             raise ValueError(f"{key!r} is already in the ledger")
         uncached_tokens = max(0, prompt_tokens - cached_tokens)
         entry = _Entry(prompt_tokens, expected_output_tokens, budget_tokens, max(1, n), uncached_tokens, chain)
-        self._entries[key] = entry
-        self.held.take(chain)
-        self._pending_tokens += uncached_tokens
-        self._reckon(entry)
+        self._enter(key, entry)
         self._on_change()
 
     def first_byte(self, key: Hashable) -> None:
@@ -181,17 +190,11 @@ class Ledger:
 
     def release(self, key: Hashable) -> None:
         """The request is over, however it ended. Releasing a key again does nothing."""
-        entry = self._entries.pop(key, None)
+        entry = self._entries.get(key)
         if entry is None:
             return
-        self.changes += 1
-        if not entry.begun:
-            self._pending_tokens -= entry.uncached_tokens
-        self._ours_blocks -= entry.blocks
-        self._peak_blocks -= entry.peak_blocks
-        overlap_blocks = self.held.overlap_blocks
-        self.held.drop(entry.chain)
-        kept_blocks = overlap_blocks - self.held.overlap_blocks  # others of ours hold them still
+        kept_blocks = self._leave(key, entry)
+        self._released_sequences += entry.n
         self._released_blocks += (entry.blocks if entry.begun else entry.peak_blocks) - kept_blocks
         # Any of the rest may have been held by others of ours too, beyond what chains tell, and that stays. So the
         # release frees nothing for sure until as many blocks as were shared have left; the next scrape knows better.
@@ -199,17 +202,34 @@ class Ledger:
             self._extra_blocks = min(0, self._extra_blocks + entry.blocks - kept_blocks)
         self._on_change()
 
+    def weight(self, key: Hashable) -> tuple[int, int | None]:
+        """Blocks of a request now, and those that the scrape under way must have seen (``None``: perhaps none).
+        Raises ``KeyError``."""
+        entry = self._entries[key]
+        return entry.blocks, entry.marked_blocks
+
+    def take_over(self, key: Hashable, other: Ledger) -> None:
+        """A request of ``other`` is at this engine: it was never there. Raises ``KeyError``."""
+        entry = other._entries[key]
+        other._leave(key, entry)
+        other._on_change()
+        entry.blocks = entry.peak_blocks = 0
+        self._enter(key, entry)
+        self._on_change()
+
     def begin_scrape(self) -> None:
         """A scrape starts: whoever has begun to answer by now must be in what it will report."""
-        self._released_blocks = 0
+        self._released_blocks = self._released_sequences = 0
         for entry in self._entries.values():
             entry.marked_blocks = entry.blocks if entry.begun else None
 
-    def reconcile(self, used_blocks: int, started_s: float) -> None:
-        """Take in the use a scrape reported that began at ``started_s`` (with ``begin_scrape``)."""
-        least = most = 0
+    def reconcile(self, used_blocks: int, started_s: float, requests: int | None = None) -> None:
+        """Take in the use a scrape reported that began at ``started_s`` (with ``begin_scrape``), and how many sequences
+        run or wait there by its account."""
+        least = most = certain = 0
         for entry in self._entries.values():
             if entry.marked_blocks is not None:
+                certain += entry.n
                 least += entry.marked_blocks
                 most += entry.blocks
             else:
@@ -218,8 +238,11 @@ class Ledger:
         low = used_blocks - most + overlap_blocks - self._released_blocks
         high = used_blocks - max(0, least - overlap_blocks)
         self._extra_blocks = min(max(self._extra_blocks, low), high)
+        if requests is not None:
+            low = requests - self._sequences - self._released_sequences
+            self._extra_sequences = min(max(self._extra_sequences, low), requests - certain)
         self._observed_s = started_s
-        self._released_blocks = 0
+        self._released_blocks = self._released_sequences = 0
         self.changes += 1
         self._on_change()
 
@@ -238,6 +261,27 @@ class Ledger:
             age_s=max(0.0, now_s - self._observed_s),
             held=self.held,
         )
+
+    def _enter(self, key: Hashable, entry: _Entry) -> None:
+        self._entries[key] = entry
+        self.held.take(entry.chain)
+        self._sequences += entry.n
+        if not entry.begun:
+            self._pending_tokens += entry.uncached_tokens
+        self._reckon(entry)
+
+    def _leave(self, key: Hashable, entry: _Entry) -> int:
+        """Take an entry out of the sums. Returns how many of its blocks others of ours hold still."""
+        del self._entries[key]
+        self.changes += 1
+        self._sequences -= entry.n
+        if not entry.begun:
+            self._pending_tokens -= entry.uncached_tokens
+        self._ours_blocks -= entry.blocks
+        self._peak_blocks -= entry.peak_blocks
+        overlap_blocks = self.held.overlap_blocks
+        self.held.drop(entry.chain)
+        return overlap_blocks - self.held.overlap_blocks
 
     def _reckon(self, entry: _Entry) -> None:
         """Bring an entry's footprint, its expectation and the sums up to date."""

@@ -1,0 +1,195 @@
+"""The engines of one backend: a ledger each, and at which of them each request of ours is. Pure.
+
+A vLLM server may run several engines (data-parallel ranks), each with a KV cache and a queue of its own, and a request
+lives in one of them. Which one is known if it was asked for. Else the server chooses: the engine with the fewest
+requests, running and waiting, the rest left to chance (``v1/engine/core_client.py``). So a request is booked where the
+server should have sent it, and until a scrape bears that out, that is a guess: whenever an engine's use is not what its
+requests explain, guesses are booked anew, where there is use that nobody explains. What is left unexplained after that
+is the ledgers' ``extra``. A wrong guess hides no block and frees none too early: what is released at an engine that
+never had it frees nothing there, since a scrape has taken it off that engine's ``extra``.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Hashable, Sequence
+
+from gateway.fleet.capacity import KvCapacity
+from gateway.fleet.held import Chain
+from gateway.fleet.ledger import Ledger
+
+
+class Engines:
+    """The ledgers in the order of the ranks. There is one engine until more are heard of. Times are arguments."""
+
+    def __init__(self, on_change: Callable[[int], None] = lambda rank: None) -> None:
+        """``on_change``: as that of a ledger, with its rank."""
+        self._on_change = on_change
+        self._ledgers = [self._ledger(0)]
+        self._capacity: KvCapacity | None = None
+        self._ranks: dict[Hashable, int] = {}  # at which engine each request is booked
+        self._guesses: dict[Hashable, None] = {}
+
+    def __repr__(self) -> str:
+        return f"<Engines {self._ledgers}>"
+
+    def __len__(self) -> int:
+        return len(self._ledgers)
+
+    def __getitem__(self, rank: int) -> Ledger:
+        return self._ledgers[rank]
+
+    @property
+    def capacity(self) -> KvCapacity | None:
+        """What all of them have together; ``None`` while unknown."""
+        return self._capacity
+
+    @property
+    def changes(self) -> int:
+        """Another number whenever a ledger would say something else."""
+        return sum(ledger.changes for ledger in self._ledgers)
+
+    @property
+    def in_flight(self) -> int:
+        """Requests of ours at all of them."""
+        return len(self._ranks)
+
+    @property
+    def used_blocks(self) -> int:
+        """Blocks in use at all of them."""
+        return sum(ledger.used_blocks for ledger in self._ledgers)
+
+    @property
+    def reserved_blocks(self) -> int:
+        """``used_blocks`` and what our requests are still expected to grow by."""
+        return sum(ledger.reserved_blocks for ledger in self._ledgers)
+
+    @property
+    def guesses(self) -> int:
+        """Requests whose engine no scrape has borne out yet."""
+        return len(self._guesses)
+
+    def rank_of(self, key: Hashable) -> int | None:
+        """Where a request is booked; ``None`` if it is nowhere."""
+        return self._ranks.get(key)
+
+    def next_rank(self) -> int:
+        """The engine the server should send the next request to: the one with the fewest requests. Of several the
+        fullest, since any of them may be it."""
+        if len(self._ledgers) == 1:
+            return 0
+        return min(range(len(self._ledgers)), key=self._score)
+
+    def set_capacity(self, count: int, capacity: KvCapacity | None) -> None:
+        """Take over how many engines there are, and what they have together.
+
+        Another number of them is another process: as for one ledger, ours stay until each is released. What was at an
+        engine that is no more is booked at one of those that are.
+        """
+        engine = capacity
+        if capacity is not None and capacity.engines > 1:
+            engine = KvCapacity(1, capacity.engine_blocks, capacity.block_size_tokens, capacity.virtual)
+        self._capacity = capacity
+        if count != len(self._ledgers):
+            for ledger in self._ledgers:
+                ledger.set_capacity(None)  # nothing of what was seen holds any longer
+            while len(self._ledgers) < count:
+                self._ledgers.append(self._ledger(len(self._ledgers)))
+            for key, rank in list(self._ranks.items()):
+                if rank >= count:
+                    self._move(key, rank % count)
+            del self._ledgers[count:]
+            if count == 1:
+                self._guesses.clear()
+        for ledger in self._ledgers:
+            ledger.set_capacity(engine)
+
+    def reserve(
+        self,
+        key: Hashable,
+        rank: int | None,
+        prompt_tokens: int,
+        expected_output_tokens: int,
+        n: int = 1,
+        budget_tokens: int | None = None,
+        cached_tokens: int = 0,
+        chain: Chain = (),
+    ) -> Ledger:
+        """Enter a request that is being sent, to engine ``rank`` if that is asked for, and there is one: else where the
+        server should send it. The rest is as in ``Ledger.reserve``. Returns the ledger it was booked in."""
+        if key in self._ranks:
+            raise ValueError(f"{key!r} is already in the ledgers")
+        asked = rank is not None and 0 <= rank < len(self._ledgers)
+        at = rank if asked and rank is not None else self.next_rank()
+        ledger = self._ledgers[at]
+        ledger.reserve(key, prompt_tokens, expected_output_tokens, n, budget_tokens, cached_tokens, chain)
+        self._ranks[key] = at
+        if not asked and len(self._ledgers) > 1:
+            self._guesses[key] = None
+        return ledger
+
+    def first_byte(self, key: Hashable) -> None:
+        """The backend has begun to answer."""
+        rank = self._ranks.get(key)
+        if rank is not None:
+            self._ledgers[rank].first_byte(key)
+
+    def grow(self, key: Hashable, tokens: int) -> None:
+        """So many more tokens were generated, over all sequences of the request."""
+        rank = self._ranks.get(key)
+        if rank is not None:
+            self._ledgers[rank].grow(key, tokens)
+
+    def release(self, key: Hashable) -> None:
+        """The request is over, however it ended. Releasing a key again does nothing."""
+        rank = self._ranks.pop(key, None)
+        if rank is not None:
+            self._guesses.pop(key, None)
+            self._ledgers[rank].release(key)
+
+    def begin_scrape(self) -> None:
+        """A scrape starts."""
+        for ledger in self._ledgers:
+            ledger.begin_scrape()
+
+    def reconcile(self, used_blocks: Sequence[int], requests: Sequence[int] | None, started_s: float) -> None:
+        """Take in what a scrape reported that began at ``started_s``: blocks in use, and requests that run or wait
+        (``None``: unknown), both by rank. Raises ``ValueError`` if that is not one figure for each engine."""
+        if len(used_blocks) != len(self._ledgers) or (requests is not None and len(requests) != len(self._ledgers)):
+            raise ValueError(f"{len(used_blocks)} figures for {len(self._ledgers)} engines")
+        if self._guesses:
+            self._book_anew(used_blocks)
+        for rank, ledger in enumerate(self._ledgers):
+            ledger.reconcile(used_blocks[rank], started_s, None if requests is None else requests[rank])
+
+    def _book_anew(self, used_blocks: Sequence[int]) -> None:
+        """Book guesses where the use is. Those that have begun to answer first, the largest in front: they are sure to
+        be in what was read, and an engine that has not so many blocks left to explain does not have them."""
+        left = [used - ledger.explained_blocks for used, ledger in zip(used_blocks, self._ledgers, strict=True)]
+        guesses: list[tuple[bool, int, Hashable, int]] = []
+        for key in self._guesses:
+            rank = self._ranks[key]
+            blocks, seen_blocks = self._ledgers[rank].weight(key)
+            left[rank] += blocks  # what nobody explains, but for the guesses
+            uncertain = seen_blocks is None
+            guesses.append((uncertain, blocks if seen_blocks is None else seen_blocks, key, rank))
+        guesses.sort(key=lambda item: (item[0], -item[1]))
+        for uncertain, blocks, key, rank in guesses:
+            best = max(range(len(left)), key=left.__getitem__)
+            if left[rank] < (1 if uncertain else blocks) and left[best] > max(left[rank], 0):
+                self._move(key, best)
+                rank = best
+            if not uncertain and left[rank] >= blocks:
+                del self._guesses[key]
+            left[rank] -= blocks
+
+    def _move(self, key: Hashable, rank: int) -> None:
+        """Book a request at another engine."""
+        self._ledgers[rank].take_over(key, self._ledgers[self._ranks[key]])
+        self._ranks[key] = rank
+
+    def _score(self, rank: int) -> tuple[int, int]:
+        ledger = self._ledgers[rank]
+        return ledger.requests, -ledger.reserved_blocks
+
+    def _ledger(self, rank: int) -> Ledger:
+        return Ledger(lambda: self._on_change(rank))
