@@ -47,6 +47,7 @@ _AWAKE = "awake"
 class Oddity(StrEnum):
     """What a page can have wrong. The values are those of ``gateway.fleet.troubles.Trouble``."""
 
+    NOT_METRICS = "not_metrics"  # the page is another one, or of no sensible size
     BAD_VALUE = "bad_value"  # NaN, negative, infinite, a share above 1, or no number
     DUPLICATE_ENGINE = "duplicate_engine"  # one engine label twice
     PARTIAL_ENGINES = "partial_engines"  # a part of the engines does not tell its use
