@@ -19,6 +19,7 @@ from gateway.fleet.backend import Reservation, WatchedBackend
 from gateway.fleet.capacity import KvCapacity
 from gateway.fleet.discovery import ModelCard
 from gateway.fleet.fleet import Backend
+from gateway.fleet.targets import Target
 from gateway.relay.gate import Gate
 from gateway.relay.lease import Lease
 from gateway.types import BackendView, LoadView, Need, Offer
@@ -32,27 +33,29 @@ WAITING = (100, 1000)
 
 
 class Stand:
-    """A fleet of watched backends that nobody watches: real ledgers, breakers and views, no network."""
+    """A fleet of watched backends that nobody watches: real ledgers, breakers and views, no network. Each has so many
+    ``engines``, and is placed on as a whole, or by engine if they are ``pinned``."""
 
-    def __init__(self, count: int) -> None:
+    def __init__(self, count: int, engines: int = 1, pinned: bool = False) -> None:
         self.touched: set[str] = set()
         self.loaded: set[str] = set()
-        self.at: dict[str, WatchedBackend] = {}
+        self.at: dict[str, Target] = {}
         loop = asyncio.get_running_loop()
         for number in range(count):
-            settings = BackendSettings(url=f"http://10.0.0.{number}:8000")
+            settings = BackendSettings(url=f"http://10.0.0.{number}:8000", pin_ranks=pinned)
             item = WatchedBackend(settings, FleetSettings(), loop.time, lambda: None, self.touch, self.load)
-            item.found((ModelCard("m", None, None, WINDOW),), KvCapacity(1, BLOCKS, BLOCK_TOKENS))
-            item.ledger.begin_scrape()
-            item.ledger.reconcile(0, loop.time())
-            self.at[item.name] = item
+            item.found((ModelCard("m", None, None, WINDOW),), KvCapacity(engines, BLOCKS, BLOCK_TOKENS))
+            item.engines.begin_scrape()
+            item.engines.reconcile([0] * engines, [0] * engines, loop.time())
+            for target in item.targets:
+                self.at[target.name] = target
         self.touched.update(self.at)
 
-    def touch(self, name: str, resting: bool) -> None:
-        self.touched.add(name)
+    def touch(self, target: Target, resting: bool) -> None:
+        self.touched.add(target.name)
 
-    def load(self, name: str) -> None:
-        self.loaded.add(name)
+    def load(self, target: Target) -> None:
+        self.loaded.add(target.name)
 
     def views(self, now_s: float) -> Mapping[str, BackendView]:
         return {name: item.view(now_s) for name, item in self.at.items()}
@@ -71,11 +74,13 @@ class Stand:
         cached_tokens: int = 0,
         timed: bool = False,
         chain: tuple[tuple[int, int], ...] = (),
+        rank: int | None = None,
     ) -> Reservation:
-        return self.at[name].reserve(need, budget_tokens, cached_tokens, timed, chain)
+        target = self.at[name]
+        return target.backend.reserve(need, budget_tokens, cached_tokens, timed, chain, target.rank)
 
     def backend(self, name: str) -> Backend:
-        return Backend(name, self.at[name].url, None, None, 0.0)
+        return Backend(name, self.at[name].backend.url, None, None, 0.0)
 
     def offers(self) -> tuple[Offer, ...]:
         return tuple(Offer(name, WINDOW, 1000, False) for name in self.at)
@@ -139,9 +144,9 @@ async def with_a_queue(stand: Stand, waiting: int, requests: int = 200) -> tuple
     return statistics.median(arrivals_us), statistics.median(releases_us)
 
 
-async def measure_one(backends: int) -> dict[str, Any]:
+async def measure_one(backends: int, engines: int, pinned: bool) -> dict[str, Any]:
     """The best of some rounds: other processes can only add to it."""
-    stand = Stand(backends)
+    stand = Stand(backends, engines, pinned)
     row: dict[str, Any] = {"backends": backends}
     row["at_once_us"] = min([await at_once(stand) for _ in range(ROUNDS)])
     for waiting in WAITING:
@@ -155,10 +160,13 @@ def main() -> None:
     """Print a table, row by row, or JSON."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("--json", action="store_true", help="print JSON instead of a table")
-    as_json = parser.parse_args().json
+    parser.add_argument("--engines", type=int, default=1, help="engines of each backend (default %(default)s)")
+    parser.add_argument("--pin-ranks", action="store_true", help="place on engines instead of backends")
+    options = parser.parse_args()
+    as_json = options.json
     rows: list[dict[str, Any]] = []
     for backends in BACKENDS:
-        row = asyncio.run(measure_one(backends))
+        row = asyncio.run(measure_one(backends, options.engines, options.pin_ranks))
         if not as_json:
             if not rows:
                 print("CPU microseconds of one decision (medians, best of rounds)")

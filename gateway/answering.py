@@ -10,7 +10,7 @@ from gateway.api.errors import StreamPlace, sse_error
 from gateway.api.rewrite import upstream_body
 from gateway.api.upstream_errors import client_error, error_event, event_error, read_error, read_overflow
 from gateway.config import Settings
-from gateway.exceptions import BackendBusy, BackendFailed, ContextOverflow
+from gateway.exceptions import BackendBusy, BackendFailed, ContextOverflow, EngineGone
 from gateway.fitting import trim_headers
 from gateway.fleet.fleet import Fleet
 from gateway.observe.metrics import Metrics
@@ -90,6 +90,9 @@ class Answering:
             finally:
                 response.close()
         except BackendBusy:
+            raise
+        except EngineGone:
+            self._fleet.look_soon(backend.name)
             raise
         except BackendFailed:
             self._fleet.note_failure(backend.name, lease.placed_s)
@@ -188,6 +191,8 @@ class Answering:
         ask, lease, trace = on.ask, on.lease, on.trace
         body = await response.read(READ_WHOLE_BYTES, self._settings.relay.idle_timeout_s)
         response.release()
+        if response.status == 400 and lease.backend.rank is not None and _names_a_rank(read_error(400, body).message):
+            raise EngineGone("The backend was restarted with fewer engines. Try again.")
         if ask.counted and response.status == 400:
             overflow = read_overflow(read_error(400, body).message, ask.dialect, lease.offer.window_tokens)
             if overflow is not None:
@@ -219,6 +224,8 @@ class Answering:
         headers["accept-encoding"] = "identity"
         if lease.backend.priority_scheduling:
             headers["x-vllm-priority"] = str(lease.rank - 1)  # 0.32; lower is sooner, as with us
+        if lease.backend.rank is not None:
+            headers["x-data-parallel-rank"] = str(lease.backend.rank)
         if lease.backend.api_key:
             headers["authorization"] = f"Bearer {lease.backend.api_key.get_secret_value()}"
         return headers
@@ -230,6 +237,8 @@ class Answering:
             ("x-kvgate-backend", lease.backend.name),
             ("x-kvgate-queue-wait-ms", str(round(trace.queue_wait_s * 1000))),
         ]
+        if lease.backend.rank is not None:
+            headers.append(("x-kvgate-engine", str(lease.backend.rank)))
         if trace.count is not None:
             headers += counted(trace.count)
             headers.append(("x-kvgate-window", str(offer.window_tokens)))
@@ -259,6 +268,11 @@ class Answering:
             error_tokens = self._counter.observe(trace.counted_as, count, progress.prompt_tokens)
             if error_tokens is not None:
                 self._metrics.checked(trace.model, count, error_tokens)
+
+
+def _names_a_rank(message: str) -> bool:
+    """Whether vLLM refuses the engine it was asked for (0.32: ``data_parallel_rank 3 is out of range [0, 2).``)."""
+    return "data_parallel_rank" in message and "out of range" in message
 
 
 def _text(value: bytes) -> str:

@@ -174,11 +174,12 @@ class App:
             model = self.fleet.resolve(name)
         except GatewayError:
             return None
-        views = self.fleet.views(time.monotonic())
-        up = [item for item in model.backends if views[item].health is Health.UP and not views[item].draining]
+        views = self.fleet.views(time.monotonic()).values()
+        serving = (view for view in views if model.id in view.windows and not view.draining)
+        up = [view for view in serving if view.health is Health.UP]
         if not up:
             return None
-        backend = self.fleet.backend(min(up, key=lambda item: views[item].in_flight))
+        backend = self.fleet.backend(min(up, key=lambda view: view.in_flight).name)
         return backend.url, backend.api_key.get_secret_value() if backend.api_key else None
 
     async def _root(self, request: Request) -> Response:

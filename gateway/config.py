@@ -114,6 +114,9 @@ class BackendSettings(Section):
     priority_scheduling: bool = Field(
         default=False, description="The server runs with --scheduling-policy priority: tell it each request's class."
     )
+    pin_ranks: bool = Field(
+        default=False, description="Choose the engine of a --data-parallel-size server here, not by the server."
+    )
 
     @model_validator(mode="before")
     @classmethod
@@ -325,7 +328,13 @@ class PlacingSettings(Section):
 class FleetSettings(Section):
     """How backends are watched."""
 
-    scrape_interval_s: Seconds = Field(default=1.0, description="Between two readings of /metrics.")
+    scrape_interval_s: Seconds = Field(
+        default=1.0, description="Between two readings of a backend's /metrics while something happens there."
+    )
+    scrape_fastest_s: Seconds = Field(
+        default=0.25, description="The same while its queue waits or its KV cache is nearly full."
+    )
+    scrape_slowest_s: Seconds = Field(default=5.0, description="The same once nothing has happened for a while.")
     discover_interval_s: Seconds = Field(default=10.0, description="Between two readings of /v1/models and /version.")
     timeout_s: Seconds = Field(default=5.0, description="Longest wait for either.")
     stale_after_s: Seconds = Field(default=10.0, description="Age at which a KV observation counts as unknown.")

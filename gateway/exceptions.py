@@ -126,5 +126,12 @@ class BackendBusy(BackendFailed):
     code = "backend_busy"
 
 
+class EngineGone(BackendFailed):
+    """A backend has fewer engines than it had, and one of those that are gone was asked for."""
+
+    status = 503
+    code = "backend_busy"
+
+
 class ClientGone(Exception):
     """The client closed its connection. Not an error: there is nobody left to tell."""

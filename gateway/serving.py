@@ -17,7 +17,14 @@ from gateway.api.parsers import parser_of
 from gateway.api.waiting import OPENED_EARLY, ending_events, idle_event
 from gateway.api.wish import wish_of
 from gateway.config import Settings, key_fingerprint
-from gateway.exceptions import BackendFailed, ClientGone, ContextOverflow, GatewayError, ShuttingDown
+from gateway.exceptions import (
+    BackendFailed,
+    ClientGone,
+    ContextOverflow,
+    EngineGone,
+    GatewayError,
+    ShuttingDown,
+)
 from gateway.fitting import Fitted, Fitter, Signs
 from gateway.fleet.fleet import Fleet
 from gateway.guard.policy import HEADER as OVERFLOW_HEADER
@@ -128,7 +135,7 @@ class Serving:
         wish = wish_of(ask, scope["headers"], key, fitted.count, adapter, self._settings.placing)
         self._retries.earn()
         lease: Lease | None = None
-        tried: set[str] = set()
+        names, tried = {offer.backend for offer in offers}, set[str]()
         async with self._waiting_room(ask, fitted.count, client, trace) as waiting:
             for attempt in range(self._settings.relay.retries + 1):
                 waiting.queued = True
@@ -142,8 +149,10 @@ class Serving:
                     return
                 except BackendFailed as error:
                     backend = lease.backend.name
-                    tried.add(backend)
-                    if client.started or attempt == self._settings.relay.retries or len(tried) == len(offers):
+                    # Where the process failed, none of its engines is tried again.
+                    gone = isinstance(error, EngineGone)
+                    tried |= {lease.offer.backend} if gone else self._fleet.siblings(lease.offer.backend)
+                    if client.started or attempt == self._settings.relay.retries or tried.issuperset(names):
                         raise
                     if not self._retries.spend():
                         self._metrics.retries_denied.inc()

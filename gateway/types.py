@@ -11,6 +11,8 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Any, Protocol
 
+from gateway.block_keys import PromptBlocks
+
 
 class Dialect(StrEnum):
     """The wire format a client speaks; it decides how bodies are read and how errors are worded."""
@@ -117,7 +119,8 @@ class Count:
 
     ``tokens`` is the longest single prompt (what must fit a window); ``total_tokens`` the sum over all prompts of the
     request (what ``usage.prompt_tokens`` will say). ``source`` names who counted: ``local``, ``backend``, ``estimate``,
-    ``given`` (token ids). ``chain`` holds ``(hash of everything up to here, tokens up to here)`` for prefix matching.
+    ``given`` (token ids). ``chain`` holds ``(hash of everything up to here, tokens up to here)`` for prefix matching,
+    ``blocks`` the keys of its KV blocks where backends report theirs.
     """
 
     tokens: int
@@ -125,6 +128,7 @@ class Count:
     kind: CountKind
     source: str
     chain: tuple[tuple[int, int], ...] = ()
+    blocks: PromptBlocks | None = field(default=None, compare=False)
 
 
 @dataclass(frozen=True, slots=True)
@@ -180,7 +184,7 @@ class Shared(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class KvView:
-    """KV cache of one backend as the ledger sees it now (all its engines together).
+    """KV cache of one engine as its ledger sees it now.
 
     ``capacity_blocks`` excludes vLLM's null block. ``used_blocks`` is foreign use plus our footprints.
     ``reserved_blocks`` adds what our running requests are still expected to grow by. ``engine_capacity_blocks`` bounds
@@ -214,13 +218,15 @@ class LoadView:
 
 @dataclass(frozen=True, slots=True)
 class BackendView:
-    """A frozen picture of one backend, for the pure rooms.
+    """A frozen picture of one backend, for the pure rooms: of one of its engines where the gateway chooses among them,
+    and else of the engine that its server would send the next request to, one of ``engines``.
 
     ``kv`` is ``None`` while the KV cache is unknown (no metrics); then placement goes by requests in flight.
     ``running``/``waiting`` are vLLM's own gauges, ``None`` when unseen; ``in_flight`` are our requests there, and
     ``pending_prompt_tokens`` the prompts of those that have not begun to answer, less what was cached of them.
-    ``accepting`` is false while nothing may be sent for a moment, ``trial`` says that one request may go there to try a
-    recovering backend, ``draining`` that an operator wants no more there.
+    ``accepting`` is false while nothing may be sent for a moment, ``trial`` says that one request may go there and then
+    none until it was looked at again (a recovering backend is tried, or another engine may be next), ``draining`` that
+    an operator wants no more there.
 
     ``prefill_s`` and ``output_s`` are its learned seconds a prompt token and an output token, ``None`` before that.
     ``share``: work it is to get in comparison to others. ``epoch`` is another one when its process is; ``caches`` says
@@ -246,6 +252,7 @@ class BackendView:
     caches: bool = True
     loras: frozenset[str] = frozenset()
     lora_slots: int | None = None
+    engines: int = 1
 
 
 def footprint_blocks(prompt_tokens: int, output_tokens: int, n: int, block_size_tokens: int) -> int:
@@ -280,7 +287,7 @@ class Wish:
     ``rank``: its priority class, 0 the first. ``flow``: whose share of that class it takes. ``session``: a hint which
     requests belong together, empty if there is none. ``chain``: as in ``Count``, for prefix matching. ``adapter``: its
     model is a LoRA adapter. ``whole_budget``: the answer will take all of its output budget (vLLM's ``ignore_eos``).
-    ``streamed``: its first byte tells that its prompt is done.
+    ``streamed``: its first byte tells that its prompt is done. ``engine``: the data-parallel rank its client asks for.
     """
 
     rank: int = 1
@@ -290,6 +297,7 @@ class Wish:
     adapter: bool = False
     whole_budget: bool = False
     streamed: bool = False
+    engine: int | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -327,6 +335,7 @@ class Waiter:
     chain: tuple[tuple[int, int], ...] = ()
     adapter: bool = False
     streamed: bool = False
+    engine: int | None = None
 
     @property
     def offers(self) -> tuple[Offer, ...]:

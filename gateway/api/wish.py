@@ -15,6 +15,8 @@ from gateway.types import Ask, Count, Wish
 # Which requests belong together, the surest sign first.
 SESSION_HEADERS = (b"x-session-affinity", b"x-session-id")
 SESSION_FIELD = "prompt_cache_key"
+# The engine of a server with several that is to do the work; what is no number means nothing to vLLM, either.
+RANK_HEADER = b"x-data-parallel-rank"
 
 
 def wish_of(
@@ -39,10 +41,11 @@ def wish_of(
         adapter=adapter,
         whole_budget=ask.document.get("ignore_eos") is True,
         streamed=ask.stream and ask.counted,
+        engine=_number(said.get(RANK_HEADER)),
     )
 
 
-_LOOKED_AT = {b"x-kvgate-priority", b"x-vllm-priority", *SESSION_HEADERS}
+_LOOKED_AT = {b"x-kvgate-priority", b"x-vllm-priority", RANK_HEADER, *SESSION_HEADERS}
 
 
 def _rank(ask: Ask, said: dict[bytes, bytes], settings: PlacingSettings, best: Priority | None) -> int:

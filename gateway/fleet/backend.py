@@ -8,85 +8,27 @@ import itertools
 import logging
 import random
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
 
 from gateway.config import BackendSettings, FleetSettings
 from gateway.fleet.breaker import Breaker, BreakerState
 from gateway.fleet.capacity import KvCapacity, kv_capacity, used_blocks
 from gateway.fleet.discovery import ModelCard, Probe, ProbeFailed
-from gateway.fleet.ledger import Ledger
+from gateway.fleet.engines import Engines
 from gateway.fleet.metrics_text import Reading
 from gateway.fleet.rates import Rates
-from gateway.types import BackendView, Health, KvView, LoadView, Need
+from gateway.fleet.records import BackendRecord, EngineRecord, ModelRecord, kv_record
+from gateway.fleet.targets import Target
+from gateway.types import Health, Need
 
 log = logging.getLogger("kvgate.fleet")
 
 JITTER = 0.1
 # Least pause between two looks at one backend, however many requests fail meanwhile.
 LEAST_PAUSE_S = 0.2
-# A view is built anew when the ledger changes; without changes its age may lag behind by this much.
-VIEW_LIFE_S = 0.25
 LEAST_WARMTH = 0.1
 
 _keys = itertools.count(1)
 NO_NEED = Need(0, 0)
-
-
-@dataclass(frozen=True, slots=True)
-class KvRecord:
-    """The KV cache of one backend, for people. ``usage_ratio`` is of the capacity and ``None`` while stale."""
-
-    engines: int
-    block_size_tokens: int
-    capacity_blocks: int
-    used_blocks: int
-    reserved_blocks: int
-    free_blocks: int
-    foreign_blocks: int
-    shared_blocks: int
-    capacity_tokens: int
-    used_tokens: int
-    reserved_tokens: int
-    free_tokens: int
-    usage_ratio: float
-    virtual: bool
-    stale: bool
-
-
-@dataclass(frozen=True, slots=True)
-class ModelRecord:
-    """A name on one backend: ``max_model_len_tokens`` as the server says, ``window_tokens`` as requests can use it."""
-
-    id: str
-    root: str | None
-    parent: str | None
-    max_model_len_tokens: int | None
-    window_tokens: int | None
-
-
-@dataclass(frozen=True, slots=True)
-class BackendRecord:
-    """All that is known of one backend, for metrics and the status page. ``kv`` is ``None`` while unknown."""
-
-    name: str
-    url: str
-    health: Health
-    breaker: BreakerState
-    draining: bool
-    error: str | None
-    version: str | None
-    models: tuple[ModelRecord, ...]
-    in_flight: int
-    running: int | None
-    waiting: int | None
-    kv: KvRecord | None
-    age_s: float | None
-    restarts: int
-    scrapes: int
-    scrape_failures: int
-    prefill_tokens_per_s: float | None
-    output_tokens_per_s: float | None
-    loras: tuple[str, ...]
 
 
 class Reservation:
@@ -132,14 +74,14 @@ class Reservation:
 
     def first_byte(self) -> None:
         """The backend began to answer."""
-        self._backend.ledger.first_byte(self._key)
+        self._backend.engines.first_byte(self._key)
         if self._placed_s is not None and self._first_s is None:
             self._first_s = self._backend.now_s()
 
     def grow(self, tokens: int) -> None:
         """So many more tokens were generated."""
         self._grown_tokens += tokens
-        self._backend.ledger.grow(self._key, tokens)
+        self._backend.engines.grow(self._key, tokens)
 
     def release(self) -> None:
         """Let go of everything. Doing so again changes nothing."""
@@ -150,16 +92,19 @@ class Reservation:
             rates.generated(self._grown_tokens // self._need.n - 1, self._backend.now_s() - self._first_s)
             self._backend.touched()
         self._placed_s = None
-        self._backend.ledger.release(self._key)
+        self._backend.engines.release(self._key)
         self._backend.breaker.released(self._key)
 
 
 class WatchedBackend:
     """A backend and the loop (``watch``) that keeps what is known of it fresh.
 
+    ``targets`` are what placing sees of it: the server, or each of its engines where their ranks are pinned. Of an
+    engine that is no more the target stays, and says so.
+
     ``clock`` gives seconds (the event loop's); ``on_change`` is called after every look and every change of health,
-    ``on_touch`` with the name whenever ``view`` would tell placing something new, and whether time alone will, too;
-    ``on_load`` if ``load`` tells it all.
+    ``on_touch`` with a target whenever its ``view`` would tell placing something new, and whether time alone will, too;
+    ``on_load`` if its ``load`` tells it all.
     """
 
     def __init__(
@@ -168,13 +113,15 @@ class WatchedBackend:
         fleet: FleetSettings,
         clock: Callable[[], float],
         on_change: Callable[[], None],
-        on_touch: Callable[[str, bool], None] = lambda name, resting: None,
-        on_load: Callable[[str], None] = lambda name: None,
+        on_touch: Callable[[Target, bool], None] = lambda target, resting: None,
+        on_load: Callable[[Target], None] = lambda target: None,
     ) -> None:
         self.settings = settings
         self.name = settings.label
         self.url = settings.url
-        self.ledger = Ledger(self._loaded)
+        self.pinned = settings.pin_ranks
+        self.engines = Engines(self._loaded)
+        self.targets = [Target(self, 0 if self.pinned else None)]
         self.rates = Rates()
         self.breaker = Breaker(fleet.failures_to_open, fleet.reopen_after_s)
         self.cards: tuple[ModelCard, ...] = ()
@@ -192,19 +139,16 @@ class WatchedBackend:
         self._reachable: bool | None = None
         self._back_s: float | None = None  # when it came back, for a slow start
         self._error: str | None = None
-        self._reading = Reading()
+        self.reading = Reading()
         self._read_s: float | None = None
         self._discover_at_s = 0.0
         self._discover_failures = 0
-        self._restarts = 0
+        self.restarts = 0
         self._scrapes = 0
         self._scrape_failures = 0
-        self._view: BackendView | None = None
-        self._view_changes = -1
-        self._view_until_s = 0.0
 
     def __repr__(self) -> str:
-        return f"<WatchedBackend {self.name} {self.health(self._clock())} {self.ledger!r}>"
+        return f"<WatchedBackend {self.name} {self.health(self._clock())} {self.engines!r}>"
 
     async def watch(self) -> None:
         """Look at the backend again and again until cancelled. One look at a time."""
@@ -239,8 +183,7 @@ class WatchedBackend:
     def found(self, cards: tuple[ModelCard, ...], capacity: KvCapacity | None) -> None:
         """It serves these models with a cache of that size."""
         self.cards = cards
-        self._set_windows(capacity)
-        self.ledger.set_capacity(capacity)
+        self._set_capacity(capacity.engines if capacity is not None else 1, capacity)
         self._set_reachable(True)
 
     def look_soon(self) -> None:
@@ -255,19 +198,23 @@ class WatchedBackend:
         cached_tokens: int = 0,
         timed: bool = False,
         chain: tuple[tuple[int, int], ...] = (),
+        rank: int | None = None,
     ) -> Reservation:
-        """Enter a request into the ledger. Never fails: whether it fits was decided before."""
+        """Enter a request into the ledger of engine ``rank``, or of the one the server should send it to. Never fails:
+        whether it fits was decided before."""
         key = next(_keys)
-        ledger = self.ledger
         self.breaker.placed(key, self._clock())
-        reservation = Reservation(self, key, need, ledger.pending_prompt_tokens, cached_tokens, timed)
-        chain = () if self._reading.caches is False else chain
-        ledger.reserve(key, need.prompt_tokens, need.output_tokens, need.n, budget_tokens, cached_tokens, chain)
-        return reservation
+        chain = () if self.reading.caches is False else chain
+        prompt_tokens, output_tokens = need.prompt_tokens, need.output_tokens
+        ahead_tokens = self.engines.reserve(
+            key, rank, prompt_tokens, output_tokens, need.n, budget_tokens, cached_tokens, chain
+        )
+        return Reservation(self, key, need, ahead_tokens, cached_tokens, timed)
 
     def touched(self) -> None:
         """Something else than its load has changed."""
-        self._view = None
+        for target in self.targets:
+            target.forget()
         self._touch()
 
     def now_s(self) -> float:
@@ -307,60 +254,25 @@ class WatchedBackend:
         """Age of the last reading of the metrics."""
         return None if self._read_s is None else max(0.0, now_s - self._read_s)
 
-    def view(self, now_s: float) -> BackendView:
-        """The picture the placing sees.
+    def requests_at(self, rank: int, now_s: float) -> tuple[int | None, int | None]:
+        """Requests that run and wait at an engine by the last reading, ``None`` while unknown."""
+        reading = self.reading
+        if self._stale(now_s):
+            return None, None
+        if len(self.engines) == 1:
+            return reading.running, reading.waiting
+        label = reading.labels[rank] if rank < len(reading.labels) else ""
+        running, waiting = reading.running_by_engine or {}, reading.waiting_by_engine or {}
+        return running.get(label), waiting.get(label)
 
-        When the observation is too old, ``running`` and ``waiting`` are unknown. The ledger stays: our own footprints
-        are exact without any scrape, and the last known foreign use beats none.
-        """
-        ledger = self.ledger
-        if self._view is None or self._view_changes != ledger.changes or now_s >= self._view_until_s:
-            stale = self._stale(now_s)
-            half_open_at_s = self.breaker.half_open_at_s
-            closed = half_open_at_s is None
-            self._view = BackendView(
-                self.name,
-                self.url,
-                self.health(now_s),
-                self.windows,
-                ledger.in_flight,
-                ledger.view(now_s),
-                None if stale else self._reading.running,
-                None if stale else self._reading.waiting,
-                closed or self.breaker.accepts(now_s),
-                self.draining,
-                ledger.pending_prompt_tokens,
-                not closed and self.breaker.state(now_s) is BreakerState.HALF_OPEN,
-                self.rates.prefill_s,
-                self.rates.output_s,
-                self.settings.weight * self._warmth(now_s),
-                self._restarts,
-                self._reading.caches is not False,
-                self._reading.loras,
-                self._reading.lora_slots,
-            )
-            self._view_changes = ledger.changes
-            self._view_until_s = now_s + VIEW_LIFE_S
-            if half_open_at_s is not None and half_open_at_s > now_s:
-                self._view_until_s = min(self._view_until_s, half_open_at_s)
-        return self._view
-
-    def load(self, now_s: float) -> LoadView | BackendView:
-        """What changes all the time, if nothing else can have changed."""
-        kv_known = self._view is not None and self._view.kv is not None
-        if self._view is None or self.breaker.half_open_at_s is not None or not kv_known:
-            return self.view(now_s)
-        ledger = self.ledger
-        return LoadView(self.name, ledger.in_flight, ledger.pending_prompt_tokens, ledger.reserved_blocks)
-
-    def view_is_due(self, now_s: float) -> bool:
-        """Whether the last view has become old by time alone."""
-        return self._view is None or now_s >= self._view_until_s
+    def share(self, now_s: float) -> float:
+        """Work it is to get in comparison to others; less while it comes back."""
+        return self.settings.weight * self._warmth(now_s)
 
     def record(self, now_s: float) -> BackendRecord:
         """All that is known, for people."""
         stale = self._stale(now_s)
-        view = self.ledger.view(now_s)
+        ranks = range(len(self.engines))
         return BackendRecord(
             name=self.name,
             url=self.url,
@@ -373,40 +285,28 @@ class WatchedBackend:
                 ModelRecord(card.id, card.root, card.parent, card.window_tokens, self.windows.get(card.id))
                 for card in self.cards
             ),
-            in_flight=self.ledger.in_flight,
-            running=None if stale else self._reading.running,
-            waiting=None if stale else self._reading.waiting,
-            kv=self._kv_record(view, stale),
+            in_flight=self.engines.in_flight,
+            running=None if stale else self.reading.running,
+            waiting=None if stale else self.reading.waiting,
+            kv=kv_record([self.engines[rank] for rank in ranks], stale),
             age_s=self.age_s(now_s),
-            restarts=self._restarts,
+            restarts=self.restarts,
             scrapes=self._scrapes,
             scrape_failures=self._scrape_failures,
             prefill_tokens_per_s=_inverse(self.rates.prefill_s),
             output_tokens_per_s=_inverse(self.rates.output_s),
-            loras=tuple(sorted(self._reading.loras)),
+            loras=tuple(sorted(self.reading.loras)),
+            pin_ranks=self.pinned,
+            engines=tuple(self._engine_record(rank, stale, now_s) for rank in ranks),
         )
 
-    def _kv_record(self, view: KvView | None, stale: bool) -> KvRecord | None:
-        capacity = self.ledger.capacity
-        if view is None or capacity is None:
-            return None
-        size = view.block_size_tokens
-        return KvRecord(
-            engines=capacity.engines,
-            block_size_tokens=size,
-            capacity_blocks=view.capacity_blocks,
-            used_blocks=view.used_blocks,
-            reserved_blocks=view.reserved_blocks,
-            free_blocks=view.free_blocks,
-            foreign_blocks=self.ledger.foreign_blocks,
-            shared_blocks=self.ledger.shared_blocks,
-            capacity_tokens=view.capacity_blocks * size,
-            used_tokens=view.used_blocks * size,
-            reserved_tokens=view.reserved_blocks * size,
-            free_tokens=view.free_blocks * size,
-            usage_ratio=view.used_blocks / view.capacity_blocks,
-            virtual=capacity.virtual,
-            stale=stale,
+    def _engine_record(self, rank: int, stale: bool, now_s: float) -> EngineRecord:
+        labels, ledger = self.reading.labels, self.engines[rank]
+        return EngineRecord(
+            labels[rank] if rank < len(labels) else str(rank),
+            ledger.in_flight,
+            *self.requests_at(rank, now_s),
+            kv_record([ledger], stale),
         )
 
     def _stale(self, now_s: float) -> bool:
@@ -424,15 +324,16 @@ class WatchedBackend:
             return 1.0
         return warmth
 
-    def _loaded(self) -> None:
-        self._on_load(self.name)
+    def _loaded(self, rank: int) -> None:
+        self._on_load(self.targets[rank if self.pinned else 0])
 
     def _touch(self) -> None:
-        self._on_touch(self.name, self.breaker.half_open_at_s is not None or self._back_s is not None)
+        resting = self.breaker.half_open_at_s is not None or self._back_s is not None
+        for target in self.targets:
+            self._on_touch(target, resting)
 
     def _changed(self) -> None:
-        self._view = None
-        self._touch()
+        self.touched()
         self._on_change()
 
     async def _discover(self) -> bool:
@@ -456,13 +357,13 @@ class WatchedBackend:
         if cards != self.cards:
             log.info("backend %s serves %s", self.name, ", ".join(f"{c.id} ({c.window_tokens})" for c in cards) or "-")
             self.cards = cards
-            self._set_windows(self.ledger.capacity)
+            self._set_windows(self.engines.capacity)
         self._set_reachable(True)
         return True
 
     async def _scrape(self) -> None:
         """Read the metrics and bring the ledger up to date. A failure puts the models in doubt, no more."""
-        self.ledger.begin_scrape()
+        self.engines.begin_scrape()
         started_s = self._clock()
         try:
             reading = await self._probe.reading()
@@ -477,20 +378,20 @@ class WatchedBackend:
             return
         self._scrapes += 1
         self._error = None
-        if is_restart(self._reading, reading):
-            self._restarts += 1
+        if is_restart(self.reading, reading):
+            self.restarts += 1
             self.rates.forget()
             log.info("backend %s was restarted", self.name)
             if not await self._discover():
                 return
-        self._reading, self._read_s = reading, started_s
+        self.reading, self._read_s = reading, started_s
         capacity = kv_capacity(reading, self._max_model_len())
-        if capacity != self.ledger.capacity:
+        count = len(reading.labels) or len(self.engines)  # nothing said is not one
+        if capacity != self.engines.capacity or count != len(self.engines):
             log.info("backend %s: KV cache %s", self.name, capacity or "unknown: placing by requests in flight")
-            self._set_windows(capacity)
-            self.ledger.set_capacity(capacity)
+            self._set_capacity(count, capacity)
         if capacity is not None and (used := used_blocks(reading, capacity)) is not None:
-            self.ledger.reconcile(used, started_s)
+            self.engines.reconcile(used, requests_by_rank(reading), started_s)
 
     def _set_reachable(self, reachable: bool) -> None:
         if reachable is self._reachable:
@@ -514,8 +415,23 @@ class WatchedBackend:
             for card in self.cards
             if card.window_tokens is not None
         }
-        self._view = None
-        self._touch()
+        self.touched()
+
+    def _set_capacity(self, count: int, capacity: KvCapacity | None) -> None:
+        """Take over the number of its engines and their caches."""
+        self._set_windows(capacity)
+        while self.pinned and len(self.targets) < count:
+            self.targets.append(Target(self, len(self.targets)))
+        self.engines.set_capacity(count, capacity)
+        self.touched()
+
+
+def requests_by_rank(reading: Reading) -> list[int] | None:
+    """Requests that run or wait at each engine, as far as every engine tells both."""
+    running, waiting = reading.running_by_engine, reading.waiting_by_engine
+    if running is None or waiting is None:
+        return None
+    return [running[label] + waiting[label] for label in reading.labels]
 
 
 def is_restart(before: Reading, after: Reading) -> bool:

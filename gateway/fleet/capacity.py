@@ -75,12 +75,12 @@ def _described(reading: Reading, window_tokens: int | None) -> KvCapacity | None
     return plain
 
 
-def used_blocks(reading: Reading, capacity: KvCapacity) -> int | None:
-    """Blocks in use over all engines at the moment of the scrape. Idle prefix-cache blocks are free, as vLLM counts.
+def used_blocks(reading: Reading, capacity: KvCapacity) -> tuple[int, ...] | None:
+    """Blocks in use at each engine, by rank, at the moment of the scrape. Cached prefixes nobody uses are free.
 
     ``usage = 1 − free / (blocks − 1)`` since 0.10.2; before, the null block counted as used and allocatable, which
     makes one block of difference.
     """
     if reading.usage_ratio is None:
         return None
-    return sum(round(ratio * capacity.engine_blocks) for ratio in reading.usage_ratio.values())
+    return tuple(round(reading.usage_ratio[label] * capacity.engine_blocks) for label in reading.labels)

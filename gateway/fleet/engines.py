@@ -113,19 +113,21 @@ class Engines:
         budget_tokens: int | None = None,
         cached_tokens: int = 0,
         chain: Chain = (),
-    ) -> Ledger:
+    ) -> int:
         """Enter a request that is being sent, to engine ``rank`` if that is asked for, and there is one: else where the
-        server should send it. The rest is as in ``Ledger.reserve``. Returns the ledger it was booked in."""
+        server should send it. The rest is as in ``Ledger.reserve``. Returns the prompt tokens
+        that are to be worked on there before its own."""
         if key in self._ranks:
             raise ValueError(f"{key!r} is already in the ledgers")
         asked = rank is not None and 0 <= rank < len(self._ledgers)
         at = rank if asked and rank is not None else self.next_rank()
         ledger = self._ledgers[at]
+        ahead_tokens = ledger.pending_prompt_tokens
         ledger.reserve(key, prompt_tokens, expected_output_tokens, n, budget_tokens, cached_tokens, chain)
         self._ranks[key] = at
         if not asked and len(self._ledgers) > 1:
             self._guesses[key] = None
-        return ledger
+        return ahead_tokens
 
     def first_byte(self, key: Hashable) -> None:
         """The backend has begun to answer."""

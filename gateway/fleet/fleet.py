@@ -12,14 +12,19 @@ from pydantic import SecretStr
 
 from gateway.config import Settings
 from gateway.exceptions import NoBackend, UnknownModel
-from gateway.fleet.backend import BackendRecord, Reservation, WatchedBackend
+from gateway.fleet.backend import Reservation, WatchedBackend
+from gateway.fleet.records import BackendRecord
+from gateway.fleet.targets import Target
 from gateway.types import BackendView, Health, LoadView, Need
 
 
 @dataclass(frozen=True, slots=True)
 class Backend:
-    """Where a request is sent. ``observation_age_s`` is the age of the last metrics read, ``None`` without any.
-    ``priority_scheduling``: it is to be told each request's class."""
+    """Where a request is sent: to engine ``rank`` of the server, if that is to be asked for.
+
+    ``observation_age_s`` is the age of the last metrics read, ``None`` without any. ``priority_scheduling``: it is to
+    be told each request's class.
+    """
 
     name: str
     url: str
@@ -27,6 +32,7 @@ class Backend:
     version: str | None
     observation_age_s: float | None
     priority_scheduling: bool = False
+    rank: int | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,24 +51,27 @@ class Model:
 class _Views(Mapping[str, BackendView]):
     """Views built when they are looked at: placing a request looks at its own backends only."""
 
-    __slots__ = ("_backends", "_now_s")
+    __slots__ = ("_now_s", "_targets")
 
-    def __init__(self, backends: Mapping[str, WatchedBackend], now_s: float) -> None:
-        self._backends = backends
+    def __init__(self, targets: Mapping[str, Target], now_s: float) -> None:
+        self._targets = targets
         self._now_s = now_s
 
     def __getitem__(self, name: str) -> BackendView:
-        return self._backends[name].view(self._now_s)
+        return self._targets[name].view(self._now_s)
 
     def __iter__(self) -> Iterator[str]:
-        return iter(self._backends)
+        return iter(self._targets)
 
     def __len__(self) -> int:
-        return len(self._backends)
+        return len(self._targets)
 
 
 class Fleet:
     """The configured backends, watched from ``start`` to ``stop``.
+
+    Placing knows them by the names of their targets: a backend's own, or ``name#rank`` for each of its engines where
+    their ranks are pinned. People and metrics know the backends.
 
     ``on_change`` is called whenever something was learned that may let a waiting request go. Times are seconds of the
     event loop's clock.
@@ -74,13 +83,17 @@ class Fleet:
         self._tasks: list[asyncio.Task[None]] = []
         self._models: dict[str, Model] = {}
         self._models_of: tuple[Mapping[str, int], ...] | None = None
+        self._touched: set[Target] = set()
+        self._loaded: set[Target] = set()
+        self._resting: set[Target] = set()  # those whose breaker is open: time alone changes them
+        self._targets: dict[str, Target] = {}
         self._backends = {
             item.label: WatchedBackend(item, settings.fleet, _now, self._changed, self._touch, self._load)
             for item in settings.backends
         }
-        self._touched = set(self._backends)
-        self._loaded: set[str] = set()
-        self._resting: set[str] = set()  # those whose breaker is open: time alone changes them
+        for backend in self._backends.values():
+            for target in backend.targets:
+                self._touch(target, False)
 
     async def start(self) -> None:
         """Begin to watch every backend. Returns at once; see ``wait_until_known``."""
@@ -112,8 +125,8 @@ class Fleet:
         return any(backend.health(now_s) is Health.UP for backend in self._backends.values())
 
     def views(self, now_s: float) -> Mapping[str, BackendView]:
-        """All backends as they look now. A view may be up to a quarter of a second old where nothing happened."""
-        return _Views(self._backends, now_s)
+        """All backends as they look now, by target. A view may be a quarter of a second old where nothing happened."""
+        return _Views(self._targets, now_s)
 
     def changed(self, now_s: float) -> list[BackendView | LoadView]:
         """The backends that look otherwise than at the last call, in what placing goes by; at the first call all.
@@ -122,11 +135,11 @@ class Fleet:
         """
         touched, self._touched = self._touched, set()
         loaded, self._loaded = self._loaded, set()
-        for name in self._resting:
-            if self._backends[name].view_is_due(now_s):
-                touched.add(name)
-        told: list[BackendView | LoadView] = [self._backends[name].view(now_s) for name in touched]
-        told += [self._backends[name].load(now_s) for name in loaded if name not in touched]
+        for target in self._resting:
+            if target.view_is_due(now_s):
+                touched.add(target)
+        told: list[BackendView | LoadView] = [target.view(now_s) for target in touched]
+        told += [target.load(now_s) for target in loaded if target not in touched]
         return told
 
     def models(self) -> list[Model]:
@@ -151,15 +164,27 @@ class Fleet:
         raise UnknownModel(name, sorted(models))
 
     def windows(self, model: str) -> Mapping[str, int]:
-        """Usable window in tokens by name of every backend that serves ``model``, down or not."""
-        return {name: item.windows[model] for name, item in self._backends.items() if model in item.windows}
+        """Usable window in tokens by target of every backend that serves ``model``, down or not."""
+        return {
+            target.name: item.windows[model]
+            for item in self._backends.values()
+            if model in item.windows
+            for target in item.targets
+            if not target.gone
+        }
 
     def backend(self, name: str) -> Backend:
-        """How to reach a backend. Raises ``KeyError`` for a name that is not configured."""
-        item = self._backends[name]
+        """How to reach a backend or a target. Raises ``KeyError`` for a name that is neither."""
+        target = self._targets.get(name)
+        item = self._backends[name] if target is None else target.backend
         known = item.settings
         age_s = item.age_s(_now())
-        return Backend(item.name, item.url, known.api_key, item.version, age_s, known.priority_scheduling)
+        rank = None if target is None else target.rank
+        return Backend(item.name, item.url, known.api_key, item.version, age_s, known.priority_scheduling, rank)
+
+    def siblings(self, name: str) -> frozenset[str]:
+        """The targets of the server that a target belongs to, itself included. Raises ``KeyError``."""
+        return frozenset(target.name for target in self._targets[name].backend.targets)
 
     def reserve(
         self,
@@ -169,14 +194,27 @@ class Fleet:
         cached_tokens: int = 0,
         timed: bool = False,
         chain: tuple[tuple[int, int], ...] = (),
+        rank: int | None = None,
     ) -> Reservation:
         """Enter a request into a backend's ledger; the caller releases it whatever happens. ``timed``: it is a stream,
-        whose chunks tell how fast the backend is. ``chain``: beginnings of its prompt, which others may share."""
-        return self._backends[name].reserve(need, budget_tokens, cached_tokens, timed, chain)
+        whose chunks tell how fast the backend is. ``chain``: beginnings of its prompt, which others may share.
+        ``rank``: the engine that its client asks for, where ranks are not pinned."""
+        target = self._targets[name]
+        backend = target.backend
+        reservation = backend.reserve(
+            need, budget_tokens, cached_tokens, timed, chain, rank if target.rank is None else target.rank
+        )
+        if target.rank is None and len(backend.engines) > 1:
+            self._on_change()  # another engine may be next, and take who waits
+        return reservation
 
     def note_failure(self, name: str, placed_s: float | None = None) -> None:
         """A request, placed at ``placed_s``, failed for the backend's sake: no connection, hung up, or a 5xx."""
         self._backends[name].note_failure(placed_s)
+
+    def look_soon(self, name: str) -> None:
+        """Something about a backend cannot be as it was read last."""
+        self._backends[name].look_soon()
 
     def note_success(self, name: str) -> None:
         """The backend answered a request."""
@@ -205,17 +243,18 @@ class Fleet:
     def _changed(self) -> None:
         self._on_change()
 
-    def _load(self, name: str) -> None:
-        """Placing would see another load of that backend now."""
-        self._loaded.add(name)
+    def _load(self, target: Target) -> None:
+        """Placing would see another load there now."""
+        self._loaded.add(target)
 
-    def _touch(self, name: str, resting: bool) -> None:
-        """Placing would see something else of that backend now; ``resting``: it will again as time passes."""
-        self._touched.add(name)
+    def _touch(self, target: Target, resting: bool) -> None:
+        """Placing would see something else there now; ``resting``: it will again as time passes."""
+        self._targets.setdefault(target.name, target)
+        self._touched.add(target)
         if resting:
-            self._resting.add(name)
+            self._resting.add(target)
         else:
-            self._resting.discard(name)
+            self._resting.discard(target)
 
     def _current_models(self) -> dict[str, Model]:
         """The models, put together anew when a backend's windows were."""

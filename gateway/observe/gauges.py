@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Mapping
 from typing import TYPE_CHECKING
 
-from gateway.fleet.backend import BackendRecord
 from gateway.fleet.breaker import BreakerState
+from gateway.fleet.records import BackendRecord
 from gateway.observe.metrics import Gauge
 from gateway.types import Health
 
@@ -25,6 +25,15 @@ KV = {
     "kv_used_tokens": ("used_tokens", "Tokens' worth of KV cache in use."),
     "kv_free_tokens": ("free_tokens", "Tokens' worth of KV cache that could be allocated now."),
     "kv_usage_ratio": ("usage_ratio", "Used share of the KV cache, 0 to 1; absent while the observation is stale."),
+}
+
+
+# Of each engine of a backend with several. Sums over a backend's engines are the backend's own gauges.
+ENGINE_KV = {
+    "engine_kv_capacity_blocks": ("capacity_blocks", "KV blocks of an engine that requests can use."),
+    "engine_kv_used_blocks": ("used_blocks", "KV blocks of an engine in use, as its ledger knows now."),
+    "engine_kv_reserved_blocks": ("reserved_blocks", "Those, and what running requests will still need there."),
+    "engine_kv_usage_ratio": ("usage_ratio", "Used share of an engine's KV cache; absent while stale."),
 }
 
 
@@ -62,11 +71,28 @@ def fleet_gauges(records: Iterable[BackendRecord]) -> Iterator[Gauge]:
         if record.output_tokens_per_s is not None:
             text = "Output tokens a second of one sequence, as learned from streams."
             yield Gauge("backend_output_tokens_per_second", text, record.output_tokens_per_s, label)
+        yield from _engine_gauges(record)
         if record.kv is None:
             continue
         for name, (attribute, text) in KV.items():
             if name != "kv_usage_ratio" or not record.kv.stale:
                 yield Gauge(name, text, getattr(record.kv, attribute), label)
+
+
+def _engine_gauges(record: BackendRecord) -> Iterator[Gauge]:
+    """Readings of each engine of a backend with several, labelled ``backend`` and ``engine``."""
+    for engine in record.engines if len(record.engines) > 1 else ():
+        label = (("backend", record.name), ("engine", engine.engine))
+        yield Gauge("engine_requests_in_flight", "Our requests at the engine.", engine.in_flight, label)
+        if engine.running is not None:
+            yield Gauge("engine_running_requests", "vLLM's own gauge.", engine.running, label)
+        if engine.waiting is not None:
+            yield Gauge("engine_waiting_requests", "vLLM's own gauge.", engine.waiting, label)
+        if engine.kv is None:
+            continue
+        for name, (attribute, text) in ENGINE_KV.items():
+            if name != "engine_kv_usage_ratio" or not engine.kv.stale:
+                yield Gauge(name, text, getattr(engine.kv, attribute), label)
 
 
 def queue_gauges(stats: Mapping[str, float]) -> Iterator[Gauge]:

@@ -42,6 +42,7 @@ class GateFleet(Protocol):
         cached_tokens: int = 0,
         timed: bool = False,
         chain: tuple[tuple[int, int], ...] = (),
+        rank: int | None = None,
     ) -> Reservation:
         """Enter a request into a backend's ledger."""
 
@@ -216,6 +217,7 @@ class Gate:
             chain=wish.chain,
             adapter=wish.adapter,
             streamed=wish.streamed,
+            engine=wish.engine,
         )
 
     def _leave(self, entry: Queued) -> None:
@@ -288,7 +290,7 @@ class Gate:
         backend = self._fleet.backend(offer.backend)
         budget = budget_tokens(offer, need.prompt_tokens)
         reservation = self._fleet.reserve(
-            offer.backend, need, budget, placed.matched_tokens, waiter.streamed, placed.chain
+            offer.backend, need, budget, placed.matched_tokens, waiter.streamed, placed.chain, waiter.engine
         )
         entry.lease = Lease(self, reservation, backend, placed, waiter, now_s)
         self._leases += 1

@@ -36,15 +36,15 @@ INTERVAL = "5s"  # what $__rate_interval stands for here
 
 @pytest.fixture(scope="module")
 def simulators() -> Iterator[list[KvgateProcess]]:
-    """A small window and a large one."""
+    """A small window and a large one with two engines."""
     folder = default_folder()
     ensure_model(folder)
     processes = []
     with contextlib.ExitStack() as stack:
-        for window, blocks in ((2048, 200), (8192, 600)):
+        for window, blocks, engines in ((2048, 200, 1), (8192, 600, 2)):
             flags = ["simulate", "--model", MODEL, "--tokenizer", str(folder), "--max-model-len", str(window)]
             flags += ["--num-gpu-blocks", str(blocks), "--eos", "always", "--mean-output-tokens", "8"]
-            flags += ["--enable-prompt-tokens-details"]
+            flags += ["--enable-prompt-tokens-details", "--data-parallel-size", str(engines)]
             process = KvgateProcess(f"deploy-{window}", flags)
             process.start()
             stack.callback(process.stop)
@@ -182,7 +182,7 @@ def test_values_are_those_of_the_traffic(loaded: Prometheus, simulators: list[Kv
     assert outcomes == reasons | {"ok": (4 + ODD_ONES + LESSONS) * rounds, "upstream_4xx": rounds}
     small, large = (process.url.removeprefix("http://") for process in simulators)
     assert totals("kvgate_backend_window_tokens", "backend") == {small: 2048, large: 8192}
-    assert totals("kvgate_kv_capacity_tokens", "backend") == {small: 199 * 16, large: 599 * 16}
+    assert totals("kvgate_kv_capacity_tokens", "backend") == {small: 199 * 16, large: 2 * 599 * 16}
     assert totals("kvgate_retries_total", "backend") == {small: rounds}
     assert set(totals('kvgate_count_checks_total{result="equal"}', "kind")) == {"exact"}
     assert loaded.query('kvgate_count_checks_total{result!="equal"}') == []

@@ -2,12 +2,30 @@
 
 from __future__ import annotations
 
-from gateway.fleet.backend import BackendRecord, KvRecord, ModelRecord
 from gateway.fleet.breaker import BreakerState
+from gateway.fleet.records import BackendRecord, EngineRecord, KvRecord, ModelRecord
 from gateway.observe.gauges import counting_gauges, fleet_gauges, gpu_gauges, learned_gauges, queue_gauges
 from gateway.observe.metrics import Gauge, Metrics
 from gateway.planner.gpus import Gpu, GpuProcess, GpuReading
 from gateway.types import Health
+
+KV = KvRecord(
+    engines=1,
+    block_size_tokens=16,
+    capacity_blocks=10,
+    used_blocks=4,
+    reserved_blocks=5,
+    free_blocks=6,
+    foreign_blocks=1,
+    shared_blocks=0,
+    capacity_tokens=160,
+    used_tokens=64,
+    reserved_tokens=80,
+    free_tokens=96,
+    usage_ratio=0.4,
+    virtual=False,
+    stale=False,
+)
 
 RECORD = BackendRecord(
     name="one",
@@ -21,23 +39,7 @@ RECORD = BackendRecord(
     in_flight=1,
     running=1,
     waiting=0,
-    kv=KvRecord(
-        engines=1,
-        block_size_tokens=16,
-        capacity_blocks=10,
-        used_blocks=4,
-        reserved_blocks=5,
-        free_blocks=6,
-        foreign_blocks=1,
-        shared_blocks=0,
-        capacity_tokens=160,
-        used_tokens=64,
-        reserved_tokens=80,
-        free_tokens=96,
-        usage_ratio=0.4,
-        virtual=False,
-        stale=False,
-    ),
+    kv=KV,
     age_s=0.5,
     restarts=0,
     scrapes=1,
@@ -45,6 +47,7 @@ RECORD = BackendRecord(
     prefill_tokens_per_s=8000.0,
     output_tokens_per_s=40.0,
     loras=(),
+    engines=tuple(EngineRecord(rank, 1, 1, 0, KV) for rank in "01"),
 )
 
 GPUS = GpuReading((Gpu(0, "GPU-1", "L4", 3, 1, 2, 0.5, 60.0, "8.9", (GpuProcess(1, 1, "vllm"),)),), "nvml")

@@ -57,13 +57,15 @@ def test_what_is_missing_or_empty_is_unknown(fields: dict[str, Any]) -> None:
     assert kv_capacity(reading(**fields), 64) is None
 
 
-def test_use_is_summed_over_engines_and_unknown_without_any() -> None:
+def test_use_is_told_by_rank_and_unknown_without_any() -> None:
     capacity = KvCapacity(engines=2, engine_blocks=1000, block_size_tokens=16)
-    assert used_blocks(Reading(usage_ratio={"0": 0.1, "1": 0.2}), capacity) == 300
+    reading = Reading(labels=("8", "9"), usage_ratio={"9": 0.2, "8": 0.1})
+    assert used_blocks(reading, capacity) == (100, 200)
     assert used_blocks(Reading(), capacity) is None
 
 
 def test_vllms_ratio_gives_back_the_very_number_of_blocks() -> None:
     capacity = KvCapacity(engines=1, engine_blocks=99_999, block_size_tokens=16)
     for free in range(0, 99_999, 777):
-        assert used_blocks(Reading(usage_ratio={"0": 1.0 - free / 99_999}), capacity) == 99_999 - free
+        reading = Reading(labels=("0",), usage_ratio={"0": 1.0 - free / 99_999})
+        assert used_blocks(reading, capacity) == (99_999 - free,)

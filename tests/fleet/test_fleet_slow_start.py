@@ -27,15 +27,15 @@ def watched(clock: Clock, **fields: float) -> WatchedBackend:
 async def test_its_share_grows_after_its_breaker_has_closed() -> None:
     clock = Clock()
     item = watched(clock, slow_start_s=10.0)
-    assert item.view(clock.now_s).share == 2.0
+    assert item.targets[0].view(clock.now_s).share == 2.0
     item.note_failure()
     clock.now_s += 6
     item.note_success()
-    assert item.view(clock.now_s).share == 0.2
+    assert item.targets[0].view(clock.now_s).share == 0.2
     clock.now_s += 5
-    assert item.view(clock.now_s).share == 1.0
+    assert item.targets[0].view(clock.now_s).share == 1.0
     clock.now_s += 5
-    assert item.view(clock.now_s).share == 2.0
+    assert item.targets[0].view(clock.now_s).share == 2.0
 
 
 async def test_without_a_slow_start_it_gets_all_at_once() -> None:
@@ -44,7 +44,7 @@ async def test_without_a_slow_start_it_gets_all_at_once() -> None:
     item.note_failure()
     clock.now_s += 6
     item.note_success()
-    assert item.view(clock.now_s).share == 2.0
+    assert item.targets[0].view(clock.now_s).share == 2.0
 
 
 async def test_streams_tell_how_fast_it_is() -> None:
@@ -65,7 +65,7 @@ async def test_streams_tell_how_fast_it_is() -> None:
     assert abs(record.prefill_tokens_per_s - 2000) < 20
     assert record.output_tokens_per_s is not None
     assert abs(record.output_tokens_per_s - 49) < 2
-    view = item.view(clock.now_s)
+    view = item.targets[0].view(clock.now_s)
     assert (view.prefill_s, view.output_s) == (item.rates.prefill_s, item.rates.output_s)
 
 
@@ -91,8 +91,8 @@ async def test_prompts_ahead_and_what_was_cached_are_reckoned_with() -> None:
 async def test_what_should_be_cached_is_not_pending() -> None:
     item = watched(Clock())
     lease = item.reserve(Need(1000, 10), None, cached_tokens=900)
-    assert item.ledger.pending_prompt_tokens == 100
-    assert item.ledger.reserved_blocks == Need(1000, 10).blocks(16)
+    assert item.engines[0].pending_prompt_tokens == 100
+    assert item.engines[0].reserved_blocks == Need(1000, 10).blocks(16)
     lease.first_byte()
-    assert item.ledger.pending_prompt_tokens == 0
+    assert item.engines[0].pending_prompt_tokens == 0
     lease.release()

@@ -10,8 +10,8 @@ from fleet_server import card, eventually, server, watching
 
 from gateway.config import Settings
 from gateway.exceptions import NoBackend, UnknownModel
-from gateway.fleet.backend import KvRecord
 from gateway.fleet.fleet import Fleet, Model
+from gateway.fleet.records import KvRecord
 from gateway.types import Health, KvView, Need
 
 

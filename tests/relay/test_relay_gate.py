@@ -31,7 +31,7 @@ class Place:
     """A backend that is only a ledger. ``running`` is what its vLLM says, None as long as nobody asked."""
 
     def __init__(self) -> None:
-        self.ledger = Ledger()
+        self.ledger = self.engines = Ledger()  # a reservation sees no difference
         self.ledger.set_capacity(KvCapacity(1, BLOCKS, 16))
         self.ledger.begin_scrape()
         self.ledger.reconcile(0, 0.0)
@@ -74,6 +74,7 @@ class Places:
         cached_tokens: int = 0,
         timed: bool = False,
         chain: tuple[tuple[int, int], ...] = (),
+        rank: int | None = None,
     ) -> Reservation:
         self.keys += 1
         place: Any = self.at[name]

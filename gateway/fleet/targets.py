@@ -1,0 +1,121 @@
+"""What placing sees of a backend: the server, or, where the gateway chooses the rank, each of its engines.
+
+To a server that balances its engines itself a request goes where the server sends it. So such a server looks to placing
+as its next engine does, the one that would get the next request: what it has free, what waits there. What fits all of
+its engines together and none of them alone waits, and a full engine that is next closes the server, since the request
+would queue or preempt there. After each request another engine may be next, so one is placed at a time.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from gateway.fleet.breaker import BreakerState
+from gateway.types import BackendView, Health, LoadView
+
+if TYPE_CHECKING:
+    from gateway.fleet.backend import WatchedBackend
+
+# A view is built anew when a ledger changes; without changes its age may lag behind by this much.
+VIEW_LIFE_S = 0.25
+
+
+class Target:
+    """A backend as a whole (``rank`` is ``None``), or its engine ``rank``, which requests for it ask for by header."""
+
+    __slots__ = ("_backend", "_changes", "_until_s", "_view", "name", "rank")
+
+    def __init__(self, backend: WatchedBackend, rank: int | None) -> None:
+        self._backend = backend
+        self.rank = rank
+        self.name = backend.name if rank is None else f"{backend.name}#{rank}"
+        self._view: BackendView | None = None
+        self._changes = -1
+        self._until_s = 0.0
+
+    def __repr__(self) -> str:
+        return f"<Target {self.name}{' gone' if self.gone else ''}>"
+
+    @property
+    def backend(self) -> WatchedBackend:
+        """Whose it is."""
+        return self._backend
+
+    @property
+    def gone(self) -> bool:
+        """Whether its engine is no more: the server was restarted with fewer."""
+        return self.rank is not None and self.rank >= len(self._backend.engines)
+
+    def forget(self) -> None:
+        """Something else than its load has changed."""
+        self._view = None
+
+    def view(self, now_s: float) -> BackendView:
+        """The picture the placing sees.
+
+        When the observation is too old, ``running`` and ``waiting`` are unknown. The ledger stays: our own footprints
+        are exact without any scrape, and the last known foreign use beats none.
+        """
+        view = self._view
+        if view is None or now_s >= self._until_s or self._changes != self._seen_changes():
+            view = self._view = self._look(now_s)
+            self._changes = self._seen_changes()
+            self._until_s = now_s + VIEW_LIFE_S
+            half_open_at_s = self._backend.breaker.half_open_at_s
+            if half_open_at_s is not None and half_open_at_s > now_s:
+                self._until_s = min(self._until_s, half_open_at_s)
+        return view
+
+    def load(self, now_s: float) -> LoadView | BackendView:
+        """What changes all the time, if nothing else can have changed."""
+        view, engines = self._view, self._backend.engines
+        if view is None or view.kv is None or self._backend.breaker.half_open_at_s is not None:
+            return self.view(now_s)
+        if self.rank is None and len(engines) > 1:
+            return self.view(now_s)  # another engine may be next
+        ledger = engines[self.rank or 0]
+        return LoadView(self.name, ledger.in_flight, ledger.pending_prompt_tokens, ledger.reserved_blocks)
+
+    def view_is_due(self, now_s: float) -> bool:
+        """Whether the last view has become old by time alone."""
+        return self._view is None or now_s >= self._until_s
+
+    def _seen_changes(self) -> int:
+        engines = self._backend.engines
+        return engines.changes if self.rank is None or self.gone else engines[self.rank].changes
+
+    def _look(self, now_s: float) -> BackendView:
+        backend = self._backend
+        if self.gone:
+            return BackendView(self.name, backend.url, Health.DOWN, {}, 0)
+        engines = backend.engines
+        rank = engines.next_rank() if self.rank is None else self.rank
+        ledger = engines[rank]
+        running, waiting = backend.requests_at(rank, now_s)
+        # One request tries a recovering backend, whatever it has engines: it goes to the first.
+        closed = backend.breaker.half_open_at_s is None
+        accepts = closed or (not self.rank and backend.breaker.accepts(now_s))
+        half_open = not closed and backend.breaker.state(now_s) is BreakerState.HALF_OPEN
+        reading = backend.reading
+        return BackendView(
+            self.name,
+            backend.url,
+            backend.health(now_s),
+            backend.windows,
+            ledger.in_flight,
+            ledger.view(now_s),
+            running,
+            waiting,
+            accepts,
+            backend.draining,
+            ledger.pending_prompt_tokens,
+            half_open or (self.rank is None and len(engines) > 1),
+            backend.rates.prefill_s,
+            backend.rates.output_s,
+            backend.share(now_s),
+            backend.restarts,
+            reading.caches is not False,
+            reading.loras,
+            reading.lora_slots,
+            engines=1 if self.rank is not None else len(engines),
+        )
