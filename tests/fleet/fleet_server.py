@@ -28,6 +28,10 @@ class Server:
         self.models_body: bytes | None = None
         self.metrics_body: bytes | None = None
         self.metrics_status = 200
+        self.metrics_type = "text/plain"
+        self.chooses = True  # of the metrics only what is asked for, as vLLM does below its route
+        self.health_status = 200
+        self.says: dict[str, Any] = {}  # what further pages answer, as JSON
         self.models_status = 200
         self.delay_s = 0.0
         self.key: str | None = None
@@ -90,9 +94,13 @@ class Server:
             return web.json_response({"object": "list", "data": self.cards}, status=self.models_status)
         if request.path == "/version":
             return web.json_response(self.version)
-        if request.path == "/metrics":
+        if request.path == "/health":
+            return web.Response(status=self.health_status)
+        if request.path in self.says:
+            return web.json_response(self.says[request.path])
+        if request.path == "/metrics" or (request.path == "/metrics/" and self.chooses):
             body = self.metrics().encode() if self.metrics_body is None else self.metrics_body
-            return web.Response(body=body, status=self.metrics_status)
+            return web.Response(body=body, status=self.metrics_status, content_type=self.metrics_type)
         raise web.HTTPNotFound
 
 
@@ -117,7 +125,7 @@ async def watching(
     *backends: Any, on_change: Callable[[], None] = lambda: None, **fleet_settings: Any
 ) -> AsyncIterator[Fleet]:
     """A fleet watching ``backends`` in quick succession, after its first look."""
-    quick = {"scrape_interval_s": 0.02, "discover_interval_s": 10.0, "timeout_s": 1.0} | fleet_settings
+    quick = {"scrape_interval_s": 0.02, "scrape_slowest_s": 0.02, "timeout_s": 1.0} | fleet_settings
     fleet = Fleet(Settings(backends=backends, fleet=quick), on_change)
     await fleet.start()
     try:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import json
+from collections.abc import AsyncIterator
 from typing import Any
 
 import pytest
@@ -14,7 +15,7 @@ from hypothesis import strategies as st
 
 from gateway.config import BackendSettings
 from gateway.fleet.discovery import ModelCard, Probe, ProbeFailed, read_cards
-from gateway.fleet.metrics_text import Reading
+from gateway.fleet.metrics_text import Oddity, Reading
 
 
 def listing(*cards: Any) -> bytes:
@@ -156,3 +157,109 @@ async def test_a_refused_connection_says_so() -> None:
         assert caught.value.refused
     finally:
         await probe.close()
+
+
+@contextlib.asynccontextmanager
+async def probing(url: str, timeout_s: float = 1.0) -> AsyncIterator[Probe]:
+    probe = Probe(BackendSettings(url=url), timeout_s)
+    try:
+        yield probe
+    finally:
+        await probe.close()
+
+
+async def test_only_the_metrics_that_are_needed_are_asked_for() -> None:
+    async with server() as fake, probing(fake.url) as probe:
+        assert (await probe.reading()).blocks == 1001
+        assert (await probe.reading()).blocks == 1001
+        assert fake.asked == ["/metrics/", "/metrics/"]
+
+
+async def test_a_server_that_cannot_choose_is_asked_for_all_until_it_is_another() -> None:
+    async with server() as fake, probing(fake.url) as probe:
+        fake.chooses = False
+        for _ in range(3):
+            assert (await probe.reading()).blocks == 1001
+        assert fake.asked == ["/metrics/", "/metrics", "/metrics", "/metrics"]
+        fake.chooses = True
+        probe.forget()
+        assert (await probe.reading()).blocks == 1001
+        assert fake.asked[4:] == ["/metrics/"]
+
+
+@pytest.mark.parametrize(
+    ("body", "kind"),
+    [
+        (b"<!doctype html><title>Welcome</title>", "text/plain"),
+        (b'{"data": {}}', "text/plain"),
+        (b"all is well", "text/html"),
+        (b"this is nobody's metrics page", "text/plain"),
+    ],
+)
+async def test_a_page_that_is_no_metrics_is_known_as_such(body: bytes, kind: str) -> None:
+    async with server() as fake, probing(fake.url) as probe:
+        fake.metrics_body, fake.metrics_type = body, kind
+        assert (await probe.reading()).odd == {Oddity.NOT_METRICS}
+
+
+async def test_metrics_of_something_else_are_a_page_without_an_engine() -> None:
+    async with server() as fake, probing(fake.url) as probe:
+        fake.metrics_body = b"# TYPE go_goroutines gauge\ngo_goroutines 7\n"
+        assert await probe.reading() == Reading()
+
+
+@pytest.mark.parametrize("head", [b"<html>", b"# HELP x y\n"])
+async def test_of_a_page_without_an_end_no_more_is_read_than_needed(head: bytes) -> None:
+    sent = 0
+
+    async def pour(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        nonlocal sent
+        await reader.readuntil(b"\r\n\r\n")
+        writer.write(b"HTTP/1.1 200 OK\r\ncontent-length: 200000000\r\n\r\n" + head)
+        with contextlib.suppress(OSError):
+            while sent < 200_000_000:
+                writer.write(b"x" * 65535 + b"\n")
+                await writer.drain()
+                sent += 65536
+        writer.close()
+
+    listener = await asyncio.start_server(pour, "127.0.0.1", 0)
+    async with probing(f"http://127.0.0.1:{listener.sockets[0].getsockname()[1]}", 10.0) as probe:
+        assert (await probe.reading()).odd == {Oddity.NOT_METRICS}
+    listener.close()
+    assert sent < 40 << 20  # what lay in buffers, twice: chosen metrics were asked for first
+
+
+async def test_a_server_that_is_not_ready_is_starting_and_one_that_fails_is_not() -> None:
+    async with server() as fake, probing(fake.url) as probe:
+        for status, starting in ((503, True), (500, False), (404, False)):
+            fake.models_status = status
+            with pytest.raises(ProbeFailed) as caught:
+                await probe.cards()
+            assert caught.value.starting is starting
+        fake.models_status, fake.cards = 200, []
+        with pytest.raises(ProbeFailed) as caught:
+            await probe.cards()
+        assert caught.value.starting
+
+
+async def test_only_a_health_page_that_says_503_is_a_dead_engine() -> None:
+    async with server() as fake, probing(fake.url) as probe:
+        for status, alive in ((200, True), (404, True), (500, True), (503, False)):
+            fake.health_status = status
+            assert await probe.alive() is alive
+
+
+async def test_whether_a_server_sleeps_or_is_paused_is_asked_only_where_it_can_be_told() -> None:
+    async with server() as fake, probing(fake.url) as probe:
+        for _ in range(2):
+            assert not await probe.asleep()
+            assert not await probe.paused()
+        assert fake.asked == ["/is_sleeping", "/is_paused"]
+        probe.forget()
+        fake.says = {"/is_sleeping": {"is_sleeping": True}, "/is_paused": {"is_paused": True}}
+        assert await probe.asleep()
+        assert await probe.paused()
+        fake.says = {"/is_sleeping": {"is_sleeping": False}, "/is_paused": {"is_paused": 7}}
+        assert not await probe.asleep()
+        assert not await probe.paused()
