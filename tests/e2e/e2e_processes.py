@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import signal
 import socket
 import subprocess
 import sys
@@ -89,6 +90,16 @@ class KvgateProcess:
         finally:
             self._process = None
         return status
+
+    def signal(self, number: signal.Signals) -> None:
+        """Send it a signal."""
+        assert self._process is not None
+        self._process.send_signal(number)
+
+    def wait(self, timeout_s: float = STOP_TIMEOUT_S) -> int:
+        """Wait until it has ended by itself; its exit status."""
+        assert self._process is not None
+        return self._process.wait(timeout_s)
 
     def tail(self, lines: int = 40) -> str:
         """The last lines of what it wrote."""
