@@ -141,6 +141,7 @@ class Fitter:
             backends=tuple(backend.url for backend in backends),
             api_keys={item.url: item.api_key.get_secret_value() for item in backends if item.api_key},
             vllm_version=next((backend.version for backend in backends if backend.version), None),
+            adapter=model.id if model.parent is not None else "",
         )
 
     def close(self) -> None:

@@ -11,11 +11,12 @@ from __future__ import annotations
 import json
 import operator
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import orjson
 
+from gateway.block_keys import ID_BYTES, BlockWish, Keys, PromptBlocks, block_keys
 from gateway.tokens.chain import Chain, Entry, entries_of_whole
 from gateway.tokens.edges import Edges
 from gateway.tokens.encoder import Encoder
@@ -46,10 +47,11 @@ class Chat:
 
 @dataclass(frozen=True, slots=True)
 class Counted:
-    """Tokens of a prompt and its chain (see ``Count.chain``)."""
+    """Tokens of a prompt, its chain (see ``Count.chain``), and its KV blocks where they were wished for."""
 
     tokens: int
     chain: tuple[Entry, ...]
+    blocks: PromptBlocks | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,13 +65,18 @@ class _Cut:
 
 @dataclass(frozen=True, slots=True)
 class _Known:
-    """The newest request of one conversation. ``cuts[i]`` is the cut before message i, ``None`` if it is not clean."""
+    """The newest request of one conversation. ``cuts[i]`` is the cut before message i, ``None`` if it is not clean.
+
+    ``ids`` are its token ids (``block_keys.id_bytes``), ``None`` if nobody wished for its KV blocks; ``keys`` those of
+    its blocks by their size and what stands before them."""
 
     sent: Sequence[Any]
     raw: Sequence[bytes]
     messages: list[Message]
     marks: Marks
     cuts: Sequence[_Cut | None]
+    ids: bytes | None = None
+    keys: Mapping[tuple[int, int], Keys] = field(default_factory=dict)
 
 
 _Key = tuple[ChatTemplate, int, bytes, bytes]
@@ -89,6 +96,10 @@ class Found:
     same: int
     new_bytes: int
     asks: bool
+
+    def lacks_ids(self, wish: BlockWish | None) -> bool:
+        """Whether all must be rendered again for the sake of its KV blocks."""
+        return wish is not None and self.known is not None and self.known.ids is None
 
 
 @dataclass(frozen=True, slots=True)
@@ -142,36 +153,48 @@ class Conversations:
         asks = any(isinstance(each, dict) and each.get("role") == "user" for each in chat.messages[same:])
         return Found(chat, key, raw, best, same, sum(map(len, raw[same:])), asks)
 
-    def render(self, found: Found) -> Rendered | None:
-        """Normalise and render what is new. ``None`` if the chat must be rendered whole. Raises ``CannotCount``."""
+    def render(self, found: Found, wish: BlockWish | None = None) -> Rendered | None:
+        """Normalise and render what is new. ``None`` if the chat must be rendered whole. Raises ``CannotCount``.
+
+        ``wish``: as for ``count``.
+        """
         chat, known = found.chat, found.known
         messages = list(known.messages[: found.same]) if known is not None else []
         new = chat.messages[found.same :]
         if new:
             messages += conversation(new, chat.content_format)
         restarts = [cut is not None for cut in known.cuts] if known is not None else []
-        session = self._resume(chat, messages, known.marks if known is not None else None, restarts)
+        marks = None if known is None or found.lacks_ids(wish) else known.marks
+        session = self._resume(chat, messages, marks, restarts)
         if session is None:
             return None
         if known is not None and session.start and not self._is_clean_again(known, session):
             session = self._resume(chat, messages, None, ())
         return Rendered(found, messages, session) if session is not None else None
 
-    def count(self, rendered: Rendered, most_chars: int) -> Counted:
-        """Encode what is new, and keep all for the next request. Raises ``CannotCount``."""
+    def count(self, rendered: Rendered, most_chars: int, wish: BlockWish | None = None) -> Counted:
+        """Encode what is new, and keep all for the next request. Raises ``CannotCount``.
+
+        ``wish``: of its KV blocks; only those that are new are hashed.
+        """
         session, known = rendered.session, rendered.found.known
         if not session.entered:
-            return whole("".join(session.pieces), self._encoder, most_chars)
+            return whole("".join(session.pieces), self._encoder, most_chars, wish=wish)
         start = session.start
         at, pieces = session.at, session.pieces
         texts = ["".join(pieces[one:next]) for one, next in zip(at, [*at[1:], len(pieces)], strict=True)]
         cuts: list[_Cut | None] = []
         chain, chars = Chain(), 0
+        parts: list[bytes] = []
+        same_tokens = 0
         if start and known is not None:
             cuts += known.cuts[: start + 1]
             cut = known.cuts[start]
             assert cut is not None
             chain, chars = cut.chain, cut.chars
+            if known.ids is not None:
+                same_tokens = chain.tokens
+                parts.append(known.ids[: same_tokens * ID_BYTES])
         else:
             texts.insert(0, session.marks.before)
         following = _following(texts)
@@ -186,13 +209,23 @@ class Conversations:
                 cuts.append(None)
                 continue
             if pending:
-                chain = chain.then(pending, self._encoder.count(pending, False))
+                if wish is None:
+                    tokens = self._encoder.count(pending, False)
+                else:
+                    parts.append(self._encoder.id_bytes(pending, False))
+                    tokens = len(parts[-1]) // ID_BYTES
+                chain = chain.then(pending, tokens)
                 chars += len(pending)
                 pending = ""
             if not is_last:
                 cuts.append(_Cut(chain, chars, by_end))
-        self._keep(rendered, cuts)
-        return Counted(chain.tokens, chain.entries)
+        if wish is None:
+            self._keep(rendered, cuts, None, {})
+            return Counted(chain.tokens, chain.entries)
+        ids = b"".join(parts)
+        blocks = _blocks(ids, wish, known.keys if known is not None else {}, same_tokens)
+        self._keep(rendered, cuts, ids, {(size, wish.root): keys for size, keys in blocks.keys.items()})
+        return Counted(chain.tokens, chain.entries, blocks)
 
     def _resume(
         self, chat: Chat, messages: list[Message], marks: Marks | None, restarts: Sequence[bool]
@@ -206,9 +239,16 @@ class Conversations:
         text = next((piece for piece in session.pieces[session.at[0] :] if piece), "")
         return self._edges.start_clean(text)
 
-    def _keep(self, rendered: Rendered, cuts: list[_Cut | None]) -> None:
+    def _keep(
+        self,
+        rendered: Rendered,
+        cuts: list[_Cut | None],
+        ids: bytes | None,
+        keys: Mapping[tuple[int, int], Keys],
+    ) -> None:
         found = rendered.found
-        new = _Known(list(found.chat.messages), found.raw, rendered.messages, rendered.session.marks, cuts)
+        sent = list(found.chat.messages)
+        new = _Known(sent, found.raw, rendered.messages, rendered.session.marks, cuts, ids, keys)
         others = [each for each in self._known.get(found.key) or () if each is not found.known]
         if found.known is not None and found.same < min(len(found.known.sent), len(new.sent)):
             others.insert(0, found.known)  # it went another way: it may go on, too
@@ -230,19 +270,35 @@ class Conversations:
         return known
 
 
-def whole(text: str, encoder: Encoder, most_chars: int, add_special_tokens: bool = False) -> Counted:
+def whole(
+    text: str, encoder: Encoder, most_chars: int, add_special_tokens: bool = False, wish: BlockWish | None = None
+) -> Counted:
     """Count a text of which nothing is known. Raises ``CannotCount``."""
     if len(text) > most_chars:
         raise CannotCount(f"{len(text)} characters are too many to count", refused=True)
-    tokens = encoder.count(text, add_special_tokens)
-    return Counted(tokens, entries_of_whole(text, tokens))
+    if wish is None:
+        tokens = encoder.count(text, add_special_tokens)
+        return Counted(tokens, entries_of_whole(text, tokens))
+    ids = encoder.id_bytes(text, add_special_tokens)
+    tokens = len(ids) // ID_BYTES
+    return Counted(tokens, entries_of_whole(text, tokens), _blocks(ids, wish, {}, 0))
+
+
+def _blocks(ids: bytes, wish: BlockWish, known: Mapping[tuple[int, int], Keys], same_tokens: int) -> PromptBlocks:
+    """The blocks of a prompt whose first ``same_tokens`` are those of an earlier one, with ``known`` keys."""
+    keys = {
+        size: block_keys(ids, size, wish.root, known.get((size, wish.root), ())[: same_tokens // size])
+        for size in wish.sizes
+    }
+    return PromptBlocks(len(ids) // ID_BYTES, keys)
 
 
 def _weight(known: _Known) -> int:
     """Bytes that are taken, about. What stands before the messages (tools) is kept once in ``before``, and in
     ``entry`` where the loop might read it."""
     before = len(known.marks.before) + sum(len(text) for _, *texts in known.marks.entry for text in texts if _is(text))
-    return before + _BYTES_PER_BYTE * sum(map(len, known.raw)) + _BYTES_PER_MESSAGE * len(known.raw)
+    ids = len(known.ids or b"") + sum(8 * len(keys) for keys in known.keys.values())
+    return before + ids + _BYTES_PER_BYTE * sum(map(len, known.raw)) + _BYTES_PER_MESSAGE * len(known.raw)
 
 
 def _is(text: Any) -> bool:

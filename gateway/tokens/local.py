@@ -14,6 +14,7 @@ from typing import Any
 import jinja2
 import orjson
 
+from gateway.block_keys import BlockWish
 from gateway.tokens.anthropic import effort_without_thinking, settled, wants_system_first
 from gateway.tokens.clock import LOCAL_CLOCK, BackendClock
 from gateway.tokens.encoder import Encoder, best_encoder
@@ -108,19 +109,28 @@ class LocalCounter:
             case ChatPrompt():
                 return (self.begin(prompt, default_kwargs)().tokens,)
 
-    def begin(self, prompt: ChatPrompt, default_kwargs: Mapping[str, Any]) -> Callable[[], Counted]:
+    def begin(
+        self, prompt: ChatPrompt, default_kwargs: Mapping[str, Any], wish: BlockWish | None = None
+    ) -> Callable[[], Counted]:
         """Render a chat, or as much of it as is new; what it returns encodes and counts. Both raise ``CannotCount``.
 
-        The first part holds the GIL, the second mostly does not.
+        The first part holds the GIL, the second mostly does not. ``wish``: of its KV blocks.
         """
         found = self._find(prompt, default_kwargs)
-        rendered = self._conversations.render(found) if found is not None and self._conversations is not None else None
-        if rendered is not None and self._conversations is not None:
-            return partial(self._conversations.count, rendered, MAX_TEXT_CHARS)
+        if found is not None and self._conversations is not None:
+            rendered = self._conversations.render(found, wish)
+            if rendered is not None:
+                return partial(self._conversations.count, rendered, MAX_TEXT_CHARS, wish)
         text = self.render(prompt, default_kwargs)
-        return partial(whole, text, self.encoder, MAX_TEXT_CHARS, prompt.add_special_tokens)
+        return partial(whole, text, self.encoder, MAX_TEXT_CHARS, prompt.add_special_tokens, wish)
 
-    def count_known(self, prompt: ChatPrompt, default_kwargs: Mapping[str, Any], most_new_bytes: int) -> Counted | None:
+    def count_known(
+        self,
+        prompt: ChatPrompt,
+        default_kwargs: Mapping[str, Any],
+        most_new_bytes: int,
+        wish: BlockWish | None = None,
+    ) -> Counted | None:
         """Count a chat of which all but ``most_new_bytes`` were counted before; ``None`` for others.
 
         Takes well below a millisecond. Where the whole might have to be rendered again it is left to ``begin``. Raises
@@ -129,10 +139,14 @@ class LocalCounter:
         found = self._find(prompt, default_kwargs, only_known=True) if self.encoder.is_fast else None
         if found is None or found.known is None or found.new_bytes > most_new_bytes or found.asks:
             return None
-        if self._conversations is None:
+        if self._conversations is None or found.lacks_ids(wish):
             return None
-        rendered = self._conversations.render(found)
-        return self._conversations.count(rendered, MAX_TEXT_CHARS) if rendered is not None else None
+        rendered = self._conversations.render(found, wish)
+        return self._conversations.count(rendered, MAX_TEXT_CHARS, wish) if rendered is not None else None
+
+    def count_text(self, text: str, add_special_tokens: bool, wish: BlockWish) -> Counted:
+        """Count a text and key its KV blocks. Raises ``CannotCount``."""
+        return whole(text, self.encoder, MAX_TEXT_CHARS, add_special_tokens, wish)
 
     def _find(self, prompt: ChatPrompt, default_kwargs: Mapping[str, Any], only_known: bool = False) -> Found | None:
         if self.no_chat is not None:

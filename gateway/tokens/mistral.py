@@ -10,6 +10,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from gateway.block_keys import id_bytes
 from gateway.tokens.edges import Edges
 from gateway.tokens.errors import CannotCount, CannotLoad
 from gateway.tokens.messages import conversation, tools_for_template
@@ -48,6 +49,13 @@ class MistralEncoder:
     def ids(self, text: str, add_special_tokens: bool) -> list[int]:
         """Token ids of ``text``."""
         return list(self._texts.encode(text, bos=add_special_tokens, eos=False))
+
+    def id_bytes(self, text: str, add_special_tokens: bool) -> bytes:
+        """Token ids as bytes."""
+        try:
+            return id_bytes(self.ids(text, add_special_tokens))
+        except UnicodeEncodeError as error:
+            raise CannotCount(f"the text is not valid Unicode: {error.reason}", refused=True) from None
 
     def strings(self, ids: Sequence[int]) -> list[str]:
         """The vocabulary's entries for ``ids``."""

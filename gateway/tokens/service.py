@@ -13,8 +13,10 @@ import sys
 from collections.abc import Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field, replace
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
+from gateway.block_keys import BlockWish, PromptBlocks, block_keys, id_bytes, root_key
 from gateway.config import CountingSettings, ModelSettings
 from gateway.tokens.backend import Backends, Post
 from gateway.tokens.clock import BackendClock
@@ -64,6 +66,7 @@ class ServedModel:
 
     ``root`` is the model card's (path or hub id); for a LoRA card the root of its parent. ``backends`` are base URLs
     that serve the name and are up, any of which may be asked to count; ``api_keys`` maps URLs to bearer keys.
+    ``adapter`` is the LoRA adapter that is asked for, which is counted as its base but has KV blocks of its own.
     """
 
     name: str
@@ -71,6 +74,7 @@ class ServedModel:
     backends: tuple[str, ...] = ()
     api_keys: Mapping[str, str] = field(default_factory=dict)
     vllm_version: str | None = None
+    adapter: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -120,7 +124,8 @@ class _State:
 
 
 class Counter:
-    """Counts requests. ``post`` reaches the backends: this room has no HTTP client of its own."""
+    """Counts requests. ``post`` reaches the backends: this room has no HTTP client of its own. ``block_sizes``: of the
+    KV blocks by which prompts will be looked up; where there are any, counts come with their keys."""
 
     def __init__(
         self,
@@ -128,11 +133,13 @@ class Counter:
         models: Mapping[str, ModelSettings],
         post: Post,
         note: TrustNote = lambda model, source, change: None,
+        block_sizes: Callable[[], tuple[int, ...]] = lambda: (),
     ) -> None:
         self._settings = settings
         self._models = models
         self._backends = Backends(post, settings.backend_timeout_s)
         self._note = note
+        self._block_sizes = block_sizes
         self._states: dict[str, _State] = {}
         self._fetcher: MediaFetcher | None = None
         self._loading = Loading(self._load)
@@ -151,13 +158,15 @@ class Counter:
             size = Size((len(ask.body),))
             return self._counted(state.estimator.estimate(size), CountKind.ESTIMATE, "estimate", ask, size)
         if isinstance(prompt, TokenPrompts):
-            return self._counted(prompt.lengths, CountKind.EXACT, "given", ask, None)
+            given = self._counted(prompt.lengths, CountKind.EXACT, "given", ask, None)
+            return given if ask.truncate_prompt_tokens is not None else _with_blocks(given, ask, self._wish(ask, model))
         chain: Chain = ()
+        blocks: PromptBlocks | None = None
         try:
             if ask.has_media and isinstance(prompt, ChatPrompt):
                 lengths = await self._count_media(prompt, model, state)
             else:
-                lengths, chain = await self._count_locally(prompt, len(ask.body), model, state)
+                lengths, chain, blocks = await self._count_locally(prompt, ask, model, state)
         except (CannotCount, CannotLoad) as error:
             log.debug("%s: not counted locally: %s", model.name, error)
             return await self._count_elsewhere(ask, prompt, model, state, error)
@@ -165,7 +174,9 @@ class Counter:
         if self._is_never_cut(prompt, model):
             ask = replace(ask, truncate_prompt_tokens=None)
         count = self._counted(lengths, _kind(prompt, exact=True), "local", ask, None)
-        return replace(count, chain=chain) if chain and ask.truncate_prompt_tokens is None else count
+        if not (chain or blocks) or ask.truncate_prompt_tokens is not None:
+            return count
+        return replace(count, chain=chain, blocks=blocks)
 
     def _is_never_cut(self, prompt: ChatPrompt | TextPrompts, model: ServedModel) -> bool:
         """Whether the server pays no heed to ``truncate_prompt_tokens``."""
@@ -282,9 +293,18 @@ class Counter:
 
     # Sources
 
+    def _wish(self, ask: Ask, model: ServedModel) -> BlockWish | None:
+        """Which KV blocks of its prompt can be looked up."""
+        sizes = self._block_sizes()
+        if not sizes:
+            return None
+        salt = ask.document.get("cache_salt")
+        return BlockWish(sizes, root_key(model.adapter, salt if isinstance(salt, str) else ""))
+
     async def _count_locally(
-        self, prompt: ChatPrompt | TextPrompts, body_bytes: int, model: ServedModel, state: _State
-    ) -> tuple[tuple[int, ...], Chain]:
+        self, prompt: ChatPrompt | TextPrompts, ask: Ask, model: ServedModel, state: _State
+    ) -> tuple[tuple[int, ...], Chain, PromptBlocks | None]:
+        body_bytes, wish = len(ask.body), self._wish(ask, model)
         if "local" in state.distrusted:
             raise CannotCount(state.distrusted["local"])
         refuse_absurd(prompt)
@@ -293,14 +313,21 @@ class Counter:
         inline = body_bytes <= INLINE_BYTES and local.encoder.is_fast
         if isinstance(prompt, ChatPrompt) and local.own is None:
             if inline:
-                counted = local.begin(prompt, defaults)()
+                counted = local.begin(prompt, defaults, wish)()
             else:
-                known = local.count_known(prompt, defaults, INLINE_BYTES) if body_bytes <= INLINE_KNOWN_BYTES else None
-                counted = known or await self._count_chat(local, prompt, defaults, body_bytes)
-            return (counted.tokens,), counted.chain
+                known = None
+                if body_bytes <= INLINE_KNOWN_BYTES:
+                    known = local.count_known(prompt, defaults, INLINE_BYTES, wish)
+                counted = known or await self._count_chat(local, prompt, defaults, body_bytes, wish)
+            return (counted.tokens,), counted.chain, counted.blocks
+        if wish is not None and isinstance(prompt, TextPrompts) and len(prompt.texts) == 1:
+            count_text = partial(local.count_text, prompt.texts[0], prompt.add_special_tokens, wish)
+            loop = asyncio.get_running_loop()
+            counted = count_text() if inline else await loop.run_in_executor(self._encodes, count_text)
+            return (counted.tokens,), (), counted.blocks
         if inline:
-            return local.count(prompt, defaults), ()
-        return await self._count_in_threads(local, prompt, defaults), ()
+            return local.count(prompt, defaults), (), None
+        return await self._count_in_threads(local, prompt, defaults), (), None
 
     async def _count_media(self, prompt: ChatPrompt, model: ServedModel, state: _State) -> tuple[int, ...]:
         for source in ("local", LOCAL_MEDIA):
@@ -346,12 +373,17 @@ class Counter:
         return await loop.run_in_executor(self._encodes, local.encode, prompt.texts, prompt.add_special_tokens)
 
     async def _count_chat(
-        self, local: LocalCounter, prompt: ChatPrompt, defaults: Mapping[str, Any], body_bytes: int | None
+        self,
+        local: LocalCounter,
+        prompt: ChatPrompt,
+        defaults: Mapping[str, Any],
+        body_bytes: int | None,
+        wish: BlockWish | None = None,
     ) -> Counted:
         loop = asyncio.get_running_loop()
         if local.encoder.is_fast and body_bytes is not None and body_bytes <= ONE_HOP_BYTES:
-            return await loop.run_in_executor(self._renders, lambda: local.begin(prompt, defaults)())
-        encode = await loop.run_in_executor(self._renders, local.begin, prompt, defaults)
+            return await loop.run_in_executor(self._renders, lambda: local.begin(prompt, defaults, wish)())
+        encode = await loop.run_in_executor(self._renders, local.begin, prompt, defaults, wish)
         return await loop.run_in_executor(self._encodes, encode)
 
     async def _count_elsewhere(
@@ -512,6 +544,19 @@ class Counter:
             return f"counted by the backends' {source}: {'; '.join(reasons)}"
         self._chose(model.name, state, "estimate", "; ".join(reasons))
         return f"estimated: {'; '.join(reasons)}"
+
+
+def _with_blocks(count: Count, ask: Ask, wish: BlockWish | None) -> Count:
+    """The count of token ids as given, with their KV blocks if they are one prompt."""
+    prompt = ask.document.get("prompt")
+    if wish is None or not isinstance(prompt, list) or len(prompt) != count.tokens:
+        return count
+    try:
+        ids = id_bytes(prompt)
+    except (TypeError, OverflowError):
+        return count
+    keys = {size: block_keys(ids, size, wish.root) for size in wish.sizes}
+    return replace(count, blocks=PromptBlocks(count.tokens, keys))
 
 
 def _kind(prompt: ChatPrompt | TextPrompts, *, exact: bool) -> CountKind:

@@ -10,7 +10,7 @@ import pytest
 from docs_pages import CODE, ROOT, page, quoted, rows, section
 
 PURE_OF_ROOMS = ("api", "guard", "routing", "planner")
-SHARED = {"types", "history", "exceptions", "config"}
+SHARED = {"types", "history", "exceptions", "config", "block_keys"}
 PAGES = sorted([*(ROOT / "docs").glob("*.md"), ROOT / "README.md", ROOT / "CONTRIBUTING.md", ROOT / "CHANGELOG.md"])
 
 
