@@ -175,6 +175,22 @@ class Health(StrEnum):
     DOWN = "down"
 
 
+class Condition(StrEnum):
+    """How a backend stands, for people. What it means for placing is said by ``Health`` and ``accepting``."""
+
+    UNKNOWN = "unknown"  # not looked at yet
+    UP = "up"
+    WARMING = "warming"  # back, and given more by and by
+    OVERLOADED = "overloaded"  # its own queue is full, it said; it rests a moment
+    EJECTED = "ejected"  # far slower than its peers, or failing far more often; it rests
+    FAILING = "failing"  # its breaker is open, or tries one request
+    DRAINING = "draining"  # an operator's wish
+    STANDBY = "standby"  # the same server as another backend that is up
+    ASLEEP = "asleep"  # its engine sleeps, or generation is paused
+    STARTING = "starting"  # there, but not ready; or not there yet
+    DOWN = "down"
+
+
 class Shared(Protocol):
     """What is known of prompt beginnings that are held by requests in flight."""
 
@@ -253,6 +269,7 @@ class BackendView:
     loras: frozenset[str] = frozenset()
     lora_slots: int | None = None
     engines: int = 1
+    condition: Condition = Condition.UP
 
 
 def footprint_blocks(prompt_tokens: int, output_tokens: int, n: int, block_size_tokens: int) -> int:
