@@ -38,6 +38,7 @@ def wish_of(
         flow=_digest(share),
         session=_digest(session),
         chain=count.chain if ask.counted else (),
+        blocks=count.blocks if ask.counted else None,
         adapter=adapter,
         whole_budget=ask.document.get("ignore_eos") is True,
         streamed=ask.stream and ask.counted,

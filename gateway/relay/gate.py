@@ -215,6 +215,7 @@ class Gate:
             tag=None if again is None else again.tag,
             session=wish.session,
             chain=wish.chain,
+            blocks=wish.blocks,
             adapter=wish.adapter,
             streamed=wish.streamed,
             engine=wish.engine,

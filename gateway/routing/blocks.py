@@ -7,7 +7,7 @@ each engine reported, ``hopes`` what was placed and is not reported yet.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from gateway.block_keys import PromptBlocks
@@ -46,6 +46,7 @@ class BlockIndex:
         self._rooms: dict[str, int] = {}
         self._by_size: dict[int, _Sized] = {}
         self._layout = 0
+        self._now_s = 0.0
         self._trust: dict[int, float] = {}
 
     def __repr__(self) -> str:
@@ -77,6 +78,14 @@ class BlockIndex:
         """Tidy up a bit. Returns whether there is more to do."""
         return self._shelf.sweep(most_keys)
 
+    def refine(self, guessed: Mapping[int, int], blocks: PromptBlocks, mask: int) -> dict[int, int]:
+        """``match``, where that is all a backend has; else, if it is more, what was guessed of the backend."""
+        found, exact = self.match(blocks, mask)
+        for bit, tokens in guessed.items():
+            if not bit & exact and tokens > found.get(bit, 0):
+                found[bit] = tokens
+        return found
+
     def match(self, blocks: PromptBlocks, mask: int) -> tuple[dict[int, int], int]:
         """Tokens of the prompt that each backend of ``mask`` has, by bit, and the mask of those of which that is known
         to be all they have. Backends of which nothing is known are in neither."""
@@ -101,17 +110,17 @@ class BlockIndex:
                     found[bit] = max(found.get(bit, 0), run * size)
         return found, exact
 
-    def expect(self, bit: int, blocks: PromptBlocks, now_s: float) -> None:
+    def expect(self, bit: int, blocks: PromptBlocks) -> None:
         """The prompt was placed there just now: until it is reported, its blocks count as if they were."""
-        self.expire(now_s)
         for size, sized in self._sized().items():
             keys = blocks.keys.get(size)
             if keys is not None and sized.rooms & bit:
-                self._hopes.add(bit, keys, now_s)
+                self._hopes.add(bit, keys, self._now_s)
                 self._shelf.changes += 1
 
     def expire(self, now_s: float) -> None:
-        """Time has passed: what was placed a while ago and not reported is not there."""
+        """It is that late: what was placed a while ago and not reported is not there."""
+        self._now_s = now_s
         if self._hopes and self._hopes.expire(now_s):
             self._shelf.changes += 1
 
@@ -145,19 +154,19 @@ class BlockIndex:
             return self._by_size
         self._layout = self._shelf.layouts
         self._by_size = {}
-        exact: dict[str, bool] = {}
+        partial = 0
         for (name, _), feed in self._feeds.items():
-            exact[name] = exact.get(name, True) and feed.knowledge is Knowledge.EXACT
-        for (name, _), feed in self._feeds.items():
-            bit = self._rooms.get(name)
+            bit = self._rooms.get(f"{name}#{feed.rank}", self._rooms.get(name))  # where ranks are chosen, each is one
             if bit is None or not feed.size_tokens or feed.knowledge is Knowledge.NONE:
                 continue
             sized = self._by_size.setdefault(feed.size_tokens, _Sized({}))
             sized.room_of[feed.bit] = bit
             sized.feeds |= feed.bit
             sized.rooms |= bit
-            if exact[name]:
-                sized.exact |= bit
+            if feed.knowledge is not Knowledge.EXACT:
+                partial |= bit
+        for sized in self._by_size.values():
+            sized.exact = sized.rooms & ~partial
         return self._by_size
 
     def _runs(self, keys: Sequence[int], length: int, feeds: int) -> list[tuple[int, int]]:

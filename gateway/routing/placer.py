@@ -28,6 +28,7 @@ from collections.abc import Iterable
 from math import inf, log2
 
 from gateway.config import PlacingSettings
+from gateway.routing.blocks import BlockIndex
 from gateway.routing.entries import Entry, Option
 from gateway.routing.lanes import Domain, Key, Lane, Lanes
 from gateway.routing.prefixes import Chain, PrefixIndex, thinned
@@ -70,6 +71,7 @@ class Placer:
         self._lanes = Lanes()
         self._deadlines: list[tuple[float, int]] = []
         self.prefixes = PrefixIndex()
+        self.blocks = BlockIndex()
         self._caching = 0  # rooms that keep prefixes
         self._rates_seen = 0
         self._better = 0  # rooms that may hold what they could not
@@ -107,6 +109,7 @@ class Placer:
 
     def add(self, waiter: Waiter, now_s: float) -> list[Decision]:
         """A request arrives. The decisions that follow; if none is about it, it waits."""
+        self.blocks.expire(now_s)
         entry = Entry(waiter)
         if not self._entries and not self._restructured and waiter.deadline_s > now_s:
             # Nobody waits: the way of almost every request.
@@ -146,6 +149,7 @@ class Placer:
 
     def decide(self, now_s: float) -> list[Decision]:
         """Decisions on all who wait; who is not mentioned waits on."""
+        self.blocks.expire(now_s)
         decisions: list[Decision] = []
         if self._restructured:
             self._restructure(decisions)
@@ -170,7 +174,8 @@ class Placer:
         if output_tokens:
             self.prefixes.occupy(bit, output_tokens)
         if cached_tokens is not None:
-            self.prefixes.check(bit, matched_tokens, cached_tokens)
+            index = self.blocks if self.blocks.knows(bit) else self.prefixes
+            index.check(bit, matched_tokens, cached_tokens)
 
     def unanswered(self, name: str, chain: Chain, model: str, matched_tokens: int) -> None:
         """It was never answered: its prompt is not in the cache there."""
@@ -179,6 +184,7 @@ class Placer:
 
     def _room(self, name: str) -> Room:
         room = self._rooms[name] = Room(name, 1 << len(self._rooms))
+        self.blocks.room(name, room.bit)
         self._restructured = True
         return room
 
@@ -190,6 +196,8 @@ class Placer:
         size = (0, 0) if before.kv is None else (before.kv.capacity_blocks, before.kv.block_size_tokens)
         if view.epoch != before.epoch or size != (room.capacity, room.size):
             self.prefixes.clear(room.bit, room.capacity * room.size)
+        if view.epoch != before.epoch:
+            self.blocks.gone(room.bit)
 
     def _compare(self) -> None:
         """Price all backends beside each other, now that rates were learned."""
@@ -204,23 +212,30 @@ class Placer:
 
     def _match(self, entry: Entry) -> None:
         """Look up which backends have the prompt's beginning, if that may have changed."""
-        if entry.matched_at == self.prefixes.changes:
+        state = self.prefixes.changes + self.blocks.changes
+        if entry.matched_at == state:
             return
-        entry.matched_at = self.prefixes.changes
+        entry.matched_at = state
         waiter, mask = entry.waiter, entry.mask & self._caching
         if entry.chain:
             entry.matched = self.prefixes.match(entry.chain, mask)
         elif waiter.session:
             bit, tokens = self.prefixes.last(waiter.session)
             entry.matched = {bit: min(tokens, waiter.groups[0].need.prompt_tokens)} if bit & mask else {}
+        if waiter.blocks is not None:
+            entry.matched = self.blocks.refine(entry.matched, waiter.blocks, mask)
+
+    def _trust(self, bit: int) -> float:
+        """How far what is known of that backend's cache came true."""
+        return (self.blocks if self.blocks.knows(bit) else self.prefixes).trust(bit)
 
     def _choose(self, entry: Entry, claimed: int) -> tuple[Option, Room] | None:
         """The cheapest room with room for the request."""
         waiter = entry.waiter
-        if not (entry.chain or waiter.session or waiter.adapter):
+        if not (entry.chain or waiter.blocks or waiter.session or waiter.adapter):
             return _cheapest(entry.options, claimed, None, None)
         self._match(entry)
-        matched = {bit: int(tokens * self.prefixes.trust(bit)) for bit, tokens in entry.matched.items()}
+        matched = {bit: int(tokens * self._trust(bit)) for bit, tokens in entry.matched.items()}
         extra_s: dict[int, float] = {}
         if waiter.adapter:
             for option in entry.options:
@@ -297,6 +312,8 @@ class Placer:
         domain.serve(entry)
         if entry.chain:
             self.prefixes.add(room.bit, entry.chain)
+        if waiter.blocks is not None:
+            self.blocks.expect(room.bit, waiter.blocks)
         if waiter.session:
             self.prefixes.went(waiter.session, room.bit, option.need.prompt_tokens)
         name = room.name
@@ -330,7 +347,7 @@ class Placer:
                 mask |= layout.mask
         entry.options, entry.mask = tuple(options), mask
         if mask:
-            if entry.chain:
+            if entry.chain or waiter.blocks:
                 entry.matched_at = -1
                 self._match(entry)
                 entry.tokens = max(1, waiter.groups[0].need.prompt_tokens - max(entry.matched.values(), default=0))
