@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import asyncio
+import contextlib
 import time
+from collections.abc import Iterator
 from dataclasses import dataclass
 from urllib.parse import quote
 
@@ -58,6 +61,37 @@ class Exchange:
     trace: Trace
 
 
+class Attempt:
+    """One of several attempts at a stream. ``close`` gives back all it holds, however far it came."""
+
+    __slots__ = ("first", "lease", "response", "task")
+
+    def __init__(self, lease: Lease) -> None:
+        self.lease = lease
+        self.task: asyncio.Task[None] | None = None  # which begins it
+        self.response: UpstreamResponse | None = None
+        self.first: bytes | None = None
+
+    @property
+    def streams(self) -> bool:
+        """Whether the backend has answered, and with a stream."""
+        return self.response is not None and self.response.status < 400 and is_event_stream(self.response)
+
+    def close(self) -> None:
+        """Break it off, if it still goes on, and release what it holds."""
+        if self.task is not None and not self.task.done():
+            self.task.cancel()
+            self.task.add_done_callback(_taken_note_of)
+        if self.response is not None:
+            self.response.close()
+        self.lease.release()
+
+
+def _taken_note_of(task: asyncio.Task[None]) -> None:
+    if not task.cancelled():
+        task.exception()
+
+
 Headers = list[tuple[str, str]]
 
 
@@ -75,46 +109,72 @@ class Answering:
 
     async def exchange(self, scope: Scope, ask: Ask, lease: Lease, client: Client, trace: Trace) -> None:
         """Send the request to the lease's backend and relay what comes back."""
-        backend = lease.backend
-        if trace.called_s is None:
-            trace.called_s = time.monotonic()
-            self._note_clamp(ask, lease, trace)
-        # truncate_prompt_tokens −1 cuts to the window of the backend taken, which is not known when tokens are counted.
-        longest_tokens = trace.count.tokens if trace.count is not None else 0
-        trace.cut_by_backend = ask.truncate_prompt_tokens == -1 and longest_tokens >= lease.offer.window_tokens
-        try:
+        with self._judging(lease):
             response = await self._open(scope, ask, lease, trace)
             try:
-                self._metrics.upstream_responses.labels(backend.name, f"{response.status // 100}xx").inc()
                 await self._relay(Exchange(ask, lease, client, trace), response)
             finally:
                 response.close()
-        except BackendBusy:
-            raise
-        except EngineGone:
-            self._fleet.look_soon(backend.name)
-            raise
-        except BackendFailed:
-            self._fleet.note_failure(backend.name, lease.placed_s)
+        self._fleet.note_success(lease.backend.name)
+
+    async def begin(self, scope: Scope, ask: Ask, attempt: Attempt, trace: Trace) -> None:
+        """The first half of ``exchange``, for one of several attempts at a stream: send it and wait for its first
+        bytes. Raises ``BackendFailed``; whoever cancels it closes the attempt."""
+        with self._judging(attempt.lease):
+            response = attempt.response = await self._open(scope, ask, attempt.lease, trace)
+            if response.status in RETRY_STATUSES:
+                await self._give_up_on(response)
+            if attempt.streams:
+                attempt.first = await response.chunk_within(self._settings.relay.first_byte_timeout_s)
+                if not attempt.first:
+                    raise BackendFailed("The backend ended its answer before it began. Try again.")
+
+    async def finish(self, ask: Ask, attempt: Attempt, client: Client, trace: Trace) -> None:
+        """The second half: relay what comes back. ``first`` of the attempt may still be missing."""
+        response = attempt.response
+        assert response is not None, "the attempt was never begun"
+        with self._judging(attempt.lease):
+            await self._relay(Exchange(ask, attempt.lease, client, trace), response, attempt.first)
+        self._fleet.note_success(attempt.lease.backend.name)
+
+    @contextlib.contextmanager
+    def _judging(self, lease: Lease) -> Iterator[None]:
+        """Tell the fleet what an exchange says of its backend."""
+        name = lease.backend.name
+        try:
+            yield
+        except BackendFailed as error:
+            lease.failed = True
+            if isinstance(error, EngineGone):
+                self._fleet.look_soon(name)
+            elif not isinstance(error, BackendBusy):
+                self._fleet.note_failure(name, lease.placed_s)
             raise
         except ContextOverflow:  # an answer, too
-            self._fleet.note_success(backend.name)
+            self._fleet.note_success(name)
             raise
-        self._fleet.note_success(backend.name)
 
     async def _open(self, scope: Scope, ask: Ask, lease: Lease, trace: Trace) -> UpstreamResponse:
+        if trace.called_s is None:
+            trace.called_s = time.monotonic()
+            self._note_clamp(ask, lease, trace)
         relay = self._settings.relay
         query = scope["query_string"].decode("latin-1")
-        return await self._upstream.open(
+        response = await self._upstream.open(
             scope["method"],
             lease.backend.url + quote(ask.path, safe=UNQUOTED) + (f"?{query}" if query else ""),
             self._forwarded(scope, lease, trace),
             upstream_body(ask, lease.offer) if ask.body else None,
             relay.first_byte_timeout_s if ask.stream else relay.answer_timeout_s,
         )
+        self._metrics.upstream_responses.labels(lease.backend.name, f"{response.status // 100}xx").inc()
+        return response
 
-    async def _relay(self, on: Exchange, response: UpstreamResponse) -> None:
+    async def _relay(self, on: Exchange, response: UpstreamResponse, first: bytes | None = None) -> None:
         ask, lease, client, trace = on.ask, on.lease, on.client, on.trace
+        # truncate_prompt_tokens −1 cuts to the window of the backend taken, which is not known when tokens are counted.
+        longest_tokens = trace.count.tokens if trace.count is not None else 0
+        trace.cut_by_backend = ask.truncate_prompt_tokens == -1 and longest_tokens >= lease.offer.window_tokens
         if response.status in RETRY_STATUSES:
             await self._give_up_on(response)
         explained = self._explained(trace, ask, lease)
@@ -123,7 +183,7 @@ class Answering:
             await self._relay_error(on, response, explained)
         elif is_event_stream(response):
             headers += [("cache-control", "no-cache"), ("x-accel-buffering", "no")]
-            await self._relay_events(on, response, headers)
+            await self._relay_events(on, response, headers, first)
         elif response.headers.get("content-type", "").startswith("application/json") and ask.counted:
             await self._relay_json(on, response, headers)
         elif ask.counted and ask.dialect is not Dialect.POOLING:  # embeddings may come as bare floats
@@ -134,7 +194,9 @@ class Answering:
             lease.finished(trace.progress.output_tokens, trace.progress.cached_tokens)
         self._check(trace)
 
-    async def _relay_events(self, on: Exchange, response: UpstreamResponse, headers: Headers) -> None:
+    async def _relay_events(
+        self, on: Exchange, response: UpstreamResponse, headers: Headers, first: bytes | None
+    ) -> None:
         """A stream of events, put right on the way and ended with an error where the backend fails."""
         ask, lease, client, trace = on.ask, on.lease, on.client, on.trace
         window = lease.offer.window_tokens
@@ -156,6 +218,7 @@ class Answering:
                 trace.progress,
                 self._settings.relay,
                 lambda error: sse_error(error, ask.dialect, StreamPlace(*repair.place(), ask.model)),
+                first,
             )
         finally:
             for name in repair.names:
@@ -239,6 +302,8 @@ class Answering:
         ]
         if lease.backend.rank is not None:
             headers.append(("x-kvgate-engine", str(lease.backend.rank)))
+        if trace.hedge:
+            headers.append(("x-kvgate-hedge", trace.hedge))
         if trace.count is not None:
             headers += counted(trace.count)
             headers.append(("x-kvgate-window", str(offer.window_tokens)))

@@ -360,6 +360,17 @@ class RelaySettings(Section):
         default=10.0, description="How long a stream's status waits for its first byte, so that a retry stays possible."
     )
     keepalive_s: Seconds = Field(default=15.0, description="Silence in a stream after which a comment is sent.")
+    hedge: Literal["never", "learned", "fixed"] = Field(
+        default="never",
+        description="Send a stream without a first byte to a second backend, after a learned or fixed wait.",
+    )
+    hedge_after_s: Seconds = Field(default=1.0, description="That wait if it is fixed; the least of it if learned.")
+    hedge_quantile: float = Field(
+        default=0.95, gt=0, lt=1, description="Share of streams of a size that begin within the learned wait."
+    )
+    hedge_share: float = Field(
+        default=0.05, ge=0, le=1, description="Most second attempts in relation to requests, beyond the first few."
+    )
 
 
 class ShutdownSettings(Section):

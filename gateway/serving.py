@@ -9,6 +9,7 @@ import asyncio
 import logging
 import time
 import uuid
+from functools import partial
 
 from gateway.access.keys import Keys, shown_key
 from gateway.answering import Answering
@@ -28,6 +29,7 @@ from gateway.exceptions import (
 from gateway.fitting import Fitted, Fitter, Signs
 from gateway.fleet.fleet import Fleet
 from gateway.guard.policy import HEADER as OVERFLOW_HEADER
+from gateway.hedging import Hedger, Race
 from gateway.observe.metrics import Metrics
 from gateway.relay.client import Client, Receive, Scope, Send, header, read_body
 from gateway.relay.gate import Gate
@@ -38,7 +40,7 @@ from gateway.relay.waiting import WaitingRoom
 from gateway.repairing import Repairer
 from gateway.tokens.service import Counter, ServedModel
 from gateway.trace import Trace, counted, repaired
-from gateway.types import Ask, Count, CountKind, Dialect
+from gateway.types import Ask, Count, CountKind, Dialect, Wish
 
 log = logging.getLogger("kvgate.serving")
 
@@ -64,6 +66,7 @@ class Serving:
         self._fitter = fitter
         self._gate = gate
         self._answering = Answering(settings, fleet, counter, upstream, metrics)
+        self._hedger = Hedger(settings.relay, self._answering, metrics)
         self._metrics = metrics
         self._retries = RetryBudget(settings.relay.retry_share)
         self._keys = Keys(settings.api_keys)
@@ -135,6 +138,9 @@ class Serving:
         wish = wish_of(ask, scope["headers"], key, fitted.count, adapter, self._settings.placing)
         self._retries.earn()
         lease: Lease | None = None
+        leases: list[Lease] = []
+        if self._hedger.policy.on:
+            self._hedger.policy.budget.earn()
         names, tried = {offer.backend for offer in offers}, set[str]()
         async with self._waiting_room(ask, fitted.count, client, trace) as waiting:
             for attempt in range(self._settings.relay.retries + 1):
@@ -143,15 +149,31 @@ class Serving:
                     offers, prompt_tokens, sequences, body_bytes, frozenset(tried), fitted.model.id, wish, lease
                 )
                 waiting.queued = False
+                leases = [lease]
                 try:
                     trace.waited(lease.waited_s)
-                    await self._answering.exchange(scope, ask, lease, client, trace)
+                    if self._hedger.policy.on:
+                        race = Race(
+                            scope,
+                            ask,
+                            client,
+                            trace,
+                            leases,
+                            waiting,
+                            partial(self._second_place, fitted, prompt_tokens, wish, leases, tried),
+                        )
+                        await self._hedger.exchange(race)
+                    else:
+                        await self._answering.exchange(scope, ask, lease, client, trace)
                     return
                 except BackendFailed as error:
                     backend = lease.backend.name
-                    # Where the process failed, none of its engines is tried again.
-                    gone = isinstance(error, EngineGone)
-                    tried |= {lease.offer.backend} if gone else self._fleet.siblings(lease.offer.backend)
+                    for failed in leases:
+                        if failed.failed:
+                            # Where the process failed, none of its engines is tried again.
+                            gone = isinstance(error, EngineGone)
+                            name = failed.offer.backend
+                            tried |= {name} if gone else self._fleet.siblings(name)
                     if client.started or attempt == self._settings.relay.retries or tried.issuperset(names):
                         raise
                     if not self._retries.spend():
@@ -161,7 +183,15 @@ class Serving:
                     log.warning("request %s: %s failed before its first byte: %s", trace.request_id, backend, said)
                     self._metrics.retries.labels(backend).inc()
                 finally:
-                    lease.release()
+                    for held in leases:
+                        held.release()
+
+    def _second_place(
+        self, fitted: Fitted, prompt_tokens: int, wish: Wish, leases: list[Lease], tried: set[str]
+    ) -> Lease | None:
+        """A lease on another backend than those the request has or had, if one is free at once."""
+        taken = frozenset(tried).union(*(self._fleet.siblings(lease.offer.backend) for lease in leases))
+        return self._gate.enter_now(fitted.offers, prompt_tokens, taken, fitted.model.id, wish)
 
     def _waiting_room(self, ask: Ask, count: Count, client: Client, trace: Trace) -> WaitingRoom:
         """Keeps the client of a stream while it waits in the queue, if its size leaves no doubt: after that no status

@@ -26,6 +26,7 @@ class Trace:
     cut_by_backend: bool = False
     repairs: tuple[str, ...] = ()
     fitted: Fitted | None = None
+    hedge: str = ""
     queue_wait_s: float = 0.0
     first_wait_s: float = 0.0
     called_s: float | None = None

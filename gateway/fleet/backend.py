@@ -72,6 +72,19 @@ class Reservation:
         """Tokens generated so far, over all sequences."""
         return self._grown_tokens
 
+    @property
+    def expected_first_byte_s(self) -> float | None:
+        """Seconds from its placement to its first byte, as far as the backend is known."""
+        own_tokens = max(0, self._need.prompt_tokens - self.cached_tokens)
+        return self._backend.rates.expected_s(self._ahead_tokens + own_tokens)
+
+    def outrun(self) -> None:
+        """Another backend began to answer the same request first: this one takes longer than until now, at least."""
+        if self._placed_s is not None and self._first_s is None:
+            own_tokens = max(0, self._need.prompt_tokens - self.cached_tokens)
+            took_s = self._backend.now_s() - self._placed_s
+            self._backend.rates.prefilled(self._ahead_tokens + own_tokens, took_s)
+
     def first_byte(self) -> None:
         """The backend began to answer."""
         self._backend.engines.first_byte(self._key)

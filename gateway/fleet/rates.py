@@ -50,6 +50,15 @@ class Rates:
         if slope > 0:
             self.prefill_s = min(SLOWEST_S, max(FASTEST_S, min(slope, mean_y / mean_x)))
 
+    def expected_s(self, tokens: int) -> float | None:
+        """Seconds until a first byte with ``tokens`` to be worked on; ``None`` if nothing like it was seen."""
+        if self._n < LEAST_POINTS:
+            return None
+        mean_x, mean_y = self._x / self._n, self._y / self._n
+        if self.prefill_s is not None:
+            return max(0.0, mean_y + (tokens - mean_x) * self.prefill_s)
+        return mean_y if tokens <= 2 * mean_x else None  # all were of about one size
+
     def generated(self, tokens: int, took_s: float) -> None:
         """After the first byte of an answer one sequence had ``tokens`` more in ``took_s``."""
         if tokens < LEAST_OUTPUT_TOKENS or took_s <= 0:

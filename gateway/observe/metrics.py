@@ -105,6 +105,18 @@ class Metrics:
         self.rejections = counter("rejections", "Requests the gateway answered with an error itself.", "reason")
         self.retries = counter("retries", "Attempts that failed before the first byte and were repeated.", "backend")
         self.retries_denied = counter("retries_denied", "Attempts not repeated since there were too many retries.")
+        self.hedges = counter(
+            "hedges",
+            "Streams sent to a second backend, too, by what became of that: won, lost, failed or abandoned.",
+            "outcome",
+        )
+        self.hedges_denied = counter(
+            "hedges_denied", "Streams without a first byte that were not: no room, or too many already.", "reason"
+        )
+        for outcome in ("won", "lost", "failed", "abandoned"):
+            self.hedges.labels(outcome)
+        for reason in ("no_room", "budget"):
+            self.hedges_denied.labels(reason)
         self.upstream_responses = counter(
             "upstream_responses", "Answers of backends by class of status.", "backend", "status_class"
         )

@@ -139,8 +139,10 @@ async def relay_events(
     progress: Progress,
     settings: RelaySettings,
     failure: Callable[[GatewayError], bytes],
+    first: bytes | None = None,
 ) -> None:
-    """Relay a stream of events as it arrives. ``failure`` words an error for a stream that has begun.
+    """Relay a stream of events as it arrives. ``failure`` words an error for a stream that has begun. ``first``: what
+    was read of it already, ``None`` if it was not waited for yet.
 
     The status waits up to ``hold_headers_s`` for the first byte: until then a failure raises ``BackendFailed`` with
     nothing sent, so that another backend can take over. Afterwards a failure ends the stream with an error event and
@@ -148,10 +150,11 @@ async def relay_events(
     """
     watchdog = Watchdog(client, response, settings, settings.first_byte_timeout_s)
     try:
-        data: bytes | None = None
-        with contextlib.suppress(TimeoutError):
-            async with asyncio.timeout(settings.hold_headers_s):
-                data = await response.chunk()
+        data = first
+        if data is None:
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(settings.hold_headers_s):
+                    data = await response.chunk()
         if data == b"":
             raise BackendFailed("The backend ended its answer before it began. Try again.")
         if data is not None:

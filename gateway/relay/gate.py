@@ -11,15 +11,15 @@ from collections.abc import Iterable, Mapping
 from typing import Protocol
 
 from gateway.config import PRIORITIES, PlacingSettings
-from gateway.exceptions import Busy, ContextOverflow, GatewayError, NoBackend, ShuttingDown
 from gateway.fleet.backend import Reservation
 from gateway.fleet.fleet import Backend
+from gateway.relay.learning import Learner
 from gateway.relay.lease import Lease
 from gateway.relay.queue import DrainRate, Queue, Queued
-from gateway.routing.lengths import OutputLengths
+from gateway.relay.refusals import closing, queue_full, refusal
 from gateway.routing.need import budget_tokens, groups_of
 from gateway.routing.placer import Placer
-from gateway.types import BackendView, Decision, LoadView, Need, Offer, Overflow, Placed, Refused, Waiter, Wish
+from gateway.types import BackendView, Decision, LoadView, Need, Offer, Placed, Waiter, Wish
 
 NO_WISH = Wish()
 WHOLE = 1 << 40  # tokens: what nothing but the budget bounds
@@ -57,7 +57,7 @@ class Gate:
         self._fleet = fleet
         self._settings = settings
         self._placer = Placer(settings)
-        self._lengths = OutputLengths()
+        self._learner = Learner(self._placer, settings.output_quantile)
         self._queue = Queue(settings)
         self._rate = DrainRate()
         self._timeouts_s = [settings.class_timeouts_s.get(name, settings.queue_timeout_s) for name in PRIORITIES]
@@ -88,24 +88,15 @@ class Gate:
         """A lease on the best backend among ``offers`` (in order of preference): at once if there is room, or in turn.
 
         ``excluded`` are backends that failed this request before, ``again`` the last lease it had: it keeps its place
-        in the queue and the end of its wait. The caller releases the lease in a ``finally``.
+        in the queue and what was left of its time to wait. The caller releases the lease in a ``finally``.
         Raises ``Busy`` if the queue is full or the wait too long, ``NoBackend`` if every backend is down, draining or
         excluded, ``ContextOverflow`` if the prompt is larger than any cache, ``ShuttingDown`` instead of a wait if the
         gate was closed. A cancelled wait leaves nothing behind.
         """
         now_s = asyncio.get_running_loop().time()
         entry = Queued(self._waiter(offers, prompt_tokens, n, excluded, model, wish, again, now_s), body_bytes)
-        self._queue.add(entry)
-        # Nothing is awaited up to here and on this way: who finds room at once goes on without a task switch.
-        try:
-            self._placer.see(self._fleet.changed(now_s))
-            self._carry_out(self._placer.add(entry.waiter, now_s), now_s)
-        except BaseException:
-            # It may have been placed before the decision on another request failed.
-            if entry.lease is not None:
-                entry.lease.release()
-            self._leave(entry)
-            raise
+        # Nothing is awaited on this way: who finds room at once goes on without a task switch.
+        self._admit(entry, now_s)
         if not entry.settled:
             await self._wait(entry)
         if entry.error is not None:
@@ -114,11 +105,31 @@ class Gate:
         assert entry.lease is not None
         return entry.lease
 
+    def enter_now(
+        self,
+        offers: tuple[Offer, ...],
+        prompt_tokens: int,
+        excluded: frozenset[str],
+        model: str,
+        wish: Wish,
+    ) -> Lease | None:
+        """A lease for a second attempt at a request that has one: only if there is room at once that nobody waits for,
+        and on no backend that is being tried after a failure. The caller releases it."""
+        now_s = asyncio.get_running_loop().time()
+        views = self._fleet.views(now_s)
+        tried = {offer.backend for offer in offers if (view := views.get(offer.backend)) is None or view.trial}
+        entry = Queued(self._waiter(offers, prompt_tokens, 1, excluded | tried, model, wish, None, now_s), 0)
+        self._admit(entry, now_s)
+        if not entry.settled:
+            self._leave(entry)
+            self.wake()  # its claim is gone; others may pass
+        return entry.lease
+
     def close(self) -> None:
         """Let nobody wait any more: who does is refused now. Who finds room at once still goes through."""
         self._closed = True
         for entry in self._queue.all():
-            entry.error = _closing()
+            entry.error = closing()
             self._leave(entry)
             entry.tell()
 
@@ -131,32 +142,6 @@ class Gate:
         """Something changed that may let a waiting request go. Many calls in one turn of the loop cost one decision."""
         if self._queue and self._run is None:
             self._run = asyncio.get_running_loop().call_soon(self._run_now)
-
-    def answered(
-        self,
-        waiter: Waiter,
-        offer: Offer,
-        need: Need,
-        matched_tokens: int,
-        output_tokens: int | None,
-        cached_tokens: int | None,
-    ) -> None:
-        """Learn from an answer that came to its end (called by the lease)."""
-        self._placer.answered(offer.backend, output_tokens or 0, matched_tokens, cached_tokens)
-        if output_tokens is not None:
-            each_tokens = output_tokens // need.n
-            ended = each_tokens < budget_tokens(offer, need.prompt_tokens)
-            self._lengths.note(waiter.model, waiter.flow, each_tokens, ended)
-
-    def broken_off(
-        self, waiter: Waiter, offer: Offer, need: Need, matched_tokens: int, begun: bool, grown_tokens: int
-    ) -> None:
-        """Learn from an answer that did not end, or never began (called by the lease)."""
-        if begun:
-            each_tokens = grown_tokens // need.n
-            self._lengths.note(waiter.model, waiter.flow, each_tokens, False)
-        else:
-            self._placer.unanswered(offer.backend, waiter.chain, waiter.model, matched_tokens)
 
     def let_go(self, lease: Lease) -> None:
         """A lease was released (called by the lease)."""
@@ -185,7 +170,7 @@ class Gate:
 
     def expected_output_tokens(self) -> dict[str, int]:
         """Output reserved for an answer without a budget, by model, where enough was learned."""
-        return self._lengths.learned(self._settings.output_quantile)
+        return self._learner.learned()
 
     def _waiter(
         self,
@@ -199,15 +184,12 @@ class Gate:
         now_s: float,
     ) -> Waiter:
         self._sequence += 1
-        settings = self._settings
-        expected_tokens = (
-            WHOLE if wish.whole_budget else self._lengths.expected(model, wish.flow, settings.output_quantile)
-        )
+        expected_tokens = WHOLE if wish.whole_budget else self._learner.expected_tokens(model, wish.flow)
         return Waiter(
             sequence=self._sequence if again is None else again.sequence,
             arrived_s=now_s,
-            deadline_s=now_s + self._timeouts_s[wish.rank] if again is None else again.deadline_s,
-            groups=groups_of(offers, prompt_tokens, n, settings, expected_tokens),
+            deadline_s=now_s + (self._timeouts_s[wish.rank] if again is None else again.patience_s),
+            groups=groups_of(offers, prompt_tokens, n, self._settings, expected_tokens),
             excluded=excluded,
             model=model,
             rank=wish.rank,
@@ -220,6 +202,19 @@ class Gate:
             streamed=wish.streamed,
             engine=wish.engine,
         )
+
+    def _admit(self, entry: Queued, now_s: float) -> None:
+        """Put a request into the queue and decide at once. If it is not settled then, it has to wait."""
+        self._queue.add(entry)
+        try:
+            self._placer.see(self._fleet.changed(now_s))
+            self._carry_out(self._placer.add(entry.waiter, now_s), now_s)
+        except BaseException:
+            # It may have been placed before the decision on another request failed.
+            if entry.lease is not None:
+                entry.lease.release()
+            self._leave(entry)
+            raise
 
     def _leave(self, entry: Queued) -> None:
         """Take an entry out of the queue."""
@@ -237,11 +232,11 @@ class Gate:
             retry_s = self._rate.retry_after_s(len(self._queue) - 1)
             self._leave(entry)
             self._refused += 1
-            raise Busy("The KV caches are full and so is the queue. Try again later.", retry_s)
+            raise queue_full(retry_s)
         if self._closed:
             self._leave(entry)
             self._refused += 1
-            raise _closing()
+            raise closing()
         loop = asyncio.get_running_loop()
         self._queued += 1
         self._set_alarm(loop)
@@ -276,7 +271,8 @@ class Gate:
                 if isinstance(decision, Placed):
                     self._place(entry, decision, now_s)
                 else:
-                    entry.error = self._refusal(entry.waiter, decision, now_s)
+                    retry_s = self._rate.retry_after_s(len(self._queue))
+                    entry.error = refusal(entry.waiter, decision, self._fleet.views(now_s), now_s, retry_s)
                 self._leave(entry)
                 entry.tell()
                 done += 1
@@ -293,31 +289,11 @@ class Gate:
         reservation = self._fleet.reserve(
             offer.backend, need, budget, placed.matched_tokens, waiter.streamed, placed.chain, waiter.engine
         )
-        entry.lease = Lease(self, reservation, backend, placed, waiter, now_s)
+        entry.lease = Lease(self, self._learner, reservation, backend, placed, waiter, now_s)
         self._leases += 1
         self._placed += 1
         if entry.future is not None:
             self._rate.note(now_s)
-
-    def _refusal(self, waiter: Waiter, decision: Refused, now_s: float) -> GatewayError:
-        if decision.reason == "no_backend":
-            if waiter.excluded and all(offer.backend in waiter.excluded for offer in waiter.offers):
-                return NoBackend("Every backend that serves the model has failed this request. Try again later.")
-            return NoBackend("Every backend that could take the request is down or draining. Try again later.")
-        if decision.reason == "too_large":
-            return ContextOverflow(self._overflow(waiter, now_s))
-        waited_s = now_s - waiter.arrived_s
-        retry_s = self._rate.retry_after_s(len(self._queue))
-        return Busy(f"No KV cache had room for the request within {waited_s:.0f} s. Try again later.", retry_s)
-
-    def _overflow(self, waiter: Waiter, now_s: float) -> Overflow:
-        """The numbers of a prompt that no cache can hold: the largest cache counts as the window."""
-        views = self._fleet.views(now_s)
-        names = {offer.backend for offer in waiter.offers} - waiter.excluded
-        caches = [kv for name in names if name in views and (kv := views[name].kv) is not None]
-        limit = max((kv.engine_capacity_blocks * kv.block_size_tokens for kv in caches), default=0)
-        need = waiter.groups[0].need
-        return Overflow(need.prompt_tokens, need.output_tokens, limit, limit)
 
     def _set_alarm(self, loop: asyncio.AbstractEventLoop) -> None:
         """Have the first deadline noticed."""
@@ -331,7 +307,3 @@ class Gate:
     def _ring(self) -> None:
         self._alarm = None
         self._run_now()
-
-
-def _closing() -> ShuttingDown:
-    return ShuttingDown("The gateway is shutting down. Try again.")

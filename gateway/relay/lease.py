@@ -6,27 +6,12 @@ from typing import Protocol
 
 from gateway.fleet.backend import Reservation
 from gateway.fleet.fleet import Backend
-from gateway.types import Need, Offer, Placed, Waiter
+from gateway.relay.learning import Learner
+from gateway.types import Placed, Waiter
 
 
 class Lessor(Protocol):
-    """Who gave a lease, and wants to know what becomes of it."""
-
-    def answered(
-        self,
-        waiter: Waiter,
-        offer: Offer,
-        need: Need,
-        matched_tokens: int,
-        output_tokens: int | None,
-        cached_tokens: int | None,
-    ) -> None:
-        """An answer came to its end, with the output and the cached tokens of the prompt that its usage tells."""
-
-    def broken_off(
-        self, waiter: Waiter, offer: Offer, need: Need, matched_tokens: int, begun: bool, grown_tokens: int
-    ) -> None:
-        """An answer did not end, or never began."""
+    """Who gave a lease."""
 
     def let_go(self, lease: Lease) -> None:
         """A lease was released."""
@@ -36,14 +21,22 @@ class Lease:
     """A place on a backend: KV blocks are reserved there until ``release``, which may be called any number of times."""
 
     __slots__ = (
-        "_begun", "_finished", "_lessor", "_matched_tokens", "_need", "_reservation", "_waiter", "backend", "offer",
-        "placed_s", "released", "tag", "waited_s",
+        "_begun", "_finished", "_learner", "_lessor", "_matched_tokens", "_need", "_reservation", "_waiter", "backend",
+        "failed", "offer", "placed_s", "released", "tag", "waited_s",
     )  # fmt: skip
 
     def __init__(
-        self, lessor: Lessor, reservation: Reservation, backend: Backend, placed: Placed, waiter: Waiter, now_s: float
+        self,
+        lessor: Lessor,
+        learner: Learner,
+        reservation: Reservation,
+        backend: Backend,
+        placed: Placed,
+        waiter: Waiter,
+        now_s: float,
     ) -> None:
         self._lessor = lessor
+        self._learner = learner
         self._reservation = reservation
         self._waiter = waiter
         self._matched_tokens = placed.matched_tokens
@@ -56,6 +49,7 @@ class Lease:
         self.waited_s = now_s - waiter.arrived_s
         self.tag = placed.tag
         self.released = False
+        self.failed = False  # the backend did not answer
 
     def __repr__(self) -> str:
         return f"<Lease {self.sequence} on {self.backend.name}{', released' if self.released else ''}>"
@@ -66,14 +60,23 @@ class Lease:
         return self._waiter.sequence
 
     @property
-    def deadline_s(self) -> float:
-        """When its wait would have been over."""
-        return self._waiter.deadline_s
+    def patience_s(self) -> float:
+        """How much longer it would have waited for its place."""
+        return self._waiter.deadline_s - self.placed_s
 
     @property
     def rank(self) -> int:
         """Its priority class."""
         return self._waiter.rank
+
+    @property
+    def expected_first_byte_s(self) -> float | None:
+        """Seconds from its placement to its first byte, as far as the backend is known."""
+        return self._reservation.expected_first_byte_s
+
+    def outrun(self) -> None:
+        """Another lease of the same request got its first byte before this one."""
+        self._reservation.outrun()
 
     def first_byte(self) -> None:
         """The backend began to answer."""
@@ -89,7 +92,7 @@ class Lease:
         self._finished = True
         if cached_tokens is not None:
             self._reservation.cached_tokens = cached_tokens
-        self._lessor.answered(self._waiter, self.offer, self._need, self._matched_tokens, output_tokens, cached_tokens)
+        self._learner.answered(self._waiter, self.offer, self._need, self._matched_tokens, output_tokens, cached_tokens)
 
     def release(self) -> None:
         """Give the place back and let others have it."""
@@ -98,7 +101,7 @@ class Lease:
             self._reservation.release()
             if not self._finished:
                 grown_tokens = self._reservation.grown_tokens
-                self._lessor.broken_off(
+                self._learner.broken_off(
                     self._waiter, self.offer, self._need, self._matched_tokens, self._begun, grown_tokens
                 )
             self._lessor.let_go(self)

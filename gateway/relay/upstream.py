@@ -59,7 +59,7 @@ class UpstreamResponse:
         """
         parts: list[bytes] = []
         size = 0
-        while part := await self._chunk_within(idle_s):
+        while part := await self.chunk_within(idle_s):
             parts.append(part)
             size += len(part)
             if size > limit_bytes:
@@ -67,7 +67,8 @@ class UpstreamResponse:
                 raise BackendFailed(f"The backend's answer is larger than {limit_bytes} bytes.")
         return b"".join(parts)
 
-    async def _chunk_within(self, idle_s: float) -> bytes:
+    async def chunk_within(self, idle_s: float) -> bytes:
+        """``chunk``; raises ``BackendTimeout`` after a silence of ``idle_s``."""
         try:
             async with asyncio.timeout(idle_s):
                 return await self.chunk()
