@@ -75,6 +75,7 @@ class Stand:
         timed: bool = False,
         chain: tuple[tuple[int, int], ...] = (),
         rank: int | None = None,
+        heeded: bool = True,
     ) -> Reservation:
         target = self.at[name]
         return target.backend.reserve(need, budget_tokens, cached_tokens, timed, chain, target.rank)

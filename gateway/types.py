@@ -302,19 +302,22 @@ class Wish:
     """How a request wants to be queued and placed, beside its size.
 
     ``rank``: its priority class, 0 the first. ``flow``: whose share of that class it takes. ``session``: a hint which
-    requests belong together, empty if there is none. ``chain``: as in ``Count``, for prefix matching. ``adapter``: its
+    requests belong together, empty if there is none. ``chain``, ``blocks``: as in ``Count``, for prefix matching. ``adapter``: its
     model is a LoRA adapter. ``whole_budget``: the answer will take all of its output budget (vLLM's ``ignore_eos``).
-    ``streamed``: its first byte tells that its prompt is done. ``engine``: the data-parallel rank its client asks for.
+    ``streamed``: its first byte tells that its prompt is done. ``engine``: the data-parallel rank its client asks for;
+    ``heeded``: vLLM obeys who asks for one, in requests of this kind.
     """
 
     rank: int = 1
     flow: str = ""
     session: str = ""
     chain: tuple[tuple[int, int], ...] = ()
+    blocks: PromptBlocks | None = None
     adapter: bool = False
     whole_budget: bool = False
     streamed: bool = False
     engine: int | None = None
+    heeded: bool = True
 
 
 @dataclass(frozen=True, slots=True)
@@ -350,9 +353,11 @@ class Waiter:
     tag: float | None = None
     session: str = ""
     chain: tuple[tuple[int, int], ...] = ()
+    blocks: PromptBlocks | None = None
     adapter: bool = False
     streamed: bool = False
     engine: int | None = None
+    heeded: bool = True
 
     @property
     def offers(self) -> tuple[Offer, ...]:

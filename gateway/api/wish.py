@@ -10,13 +10,15 @@ import hashlib
 from collections.abc import Iterable
 
 from gateway.config import PRIORITIES, PlacingSettings, Priority
-from gateway.types import Ask, Count, Wish
+from gateway.types import Ask, Count, Dialect, Wish
 
 # Which requests belong together, the surest sign first.
 SESSION_HEADERS = (b"x-session-affinity", b"x-session-id")
 SESSION_FIELD = "prompt_cache_key"
 # The engine of a server with several that is to do the work; what is no number means nothing to vLLM, either.
 RANK_HEADER = b"x-data-parallel-rank"
+# vLLM 0.32 reads it here only: a Responses or a pooling request goes to an engine of the server's choice.
+RANK_HEEDED = frozenset({Dialect.CHAT, Dialect.COMPLETIONS, Dialect.MESSAGES})
 
 
 def wish_of(
@@ -43,6 +45,7 @@ def wish_of(
         whole_budget=ask.document.get("ignore_eos") is True,
         streamed=ask.stream and ask.counted,
         engine=_number(said.get(RANK_HEADER)),
+        heeded=ask.dialect in RANK_HEEDED,
     )
 
 

@@ -14,11 +14,18 @@ from gateway.fleet.breaker import Breaker, BreakerState
 from gateway.fleet.capacity import KvCapacity, kv_capacity, used_blocks
 from gateway.fleet.discovery import ModelCard, Probe, ProbeFailed
 from gateway.fleet.engines import Engines
+from gateway.fleet.hits import Verdict
 from gateway.fleet.metrics_text import Reading
+from gateway.fleet.outliers import Recent
+from gateway.fleet.overload import FIRST_REST_S, Overload
+from gateway.fleet.pace import Pace, Sight
 from gateway.fleet.rates import Rates
 from gateway.fleet.records import BackendRecord, EngineRecord, ModelRecord, kv_record
+from gateway.fleet.standing import START_S, Signs, condition
 from gateway.fleet.targets import Target
-from gateway.types import Health, Need
+from gateway.fleet.testimony import Testimony
+from gateway.fleet.troubles import SAID, Turn
+from gateway.types import Condition, Health, Need
 
 log = logging.getLogger("kvgate.fleet")
 
@@ -26,6 +33,8 @@ JITTER = 0.1
 # Least pause between two looks at one backend, however many requests fail meanwhile.
 LEAST_PAUSE_S = 0.2
 LEAST_WARMTH = 0.1
+# A backend that says it is full may say so many times a second; the log does not.
+QUIET_S = 60.0
 
 _keys = itertools.count(1)
 NO_NEED = Need(0, 0)
@@ -41,6 +50,7 @@ class Reservation:
     __slots__ = (
         "_ahead_tokens",
         "_backend",
+        "_counted",
         "_first_s",
         "_grown_tokens",
         "_key",
@@ -66,6 +76,10 @@ class Reservation:
         self._placed_s = backend.now_s() if timed else None
         self._first_s: float | None = None
         self._grown_tokens = 0
+        self._counted = False
+        if timed:
+            own_tokens = max(0, need.prompt_tokens - cached_tokens)
+            backend.recent.placed(key, ahead_tokens + own_tokens, backend.now_s())
 
     @property
     def grown_tokens(self) -> int:
@@ -90,6 +104,24 @@ class Reservation:
         self._backend.engines.first_byte(self._key)
         if self._placed_s is not None and self._first_s is None:
             self._first_s = self._backend.now_s()
+            self._backend.recent.began(self._key, self._first_s)
+        self._looked_up()
+
+    def timed_out(self) -> None:
+        """The first byte was waited for in vain."""
+        self._backend.recent.timed_out(self._key, self._backend.now_s())
+
+    def finished(self, told: bool) -> None:
+        """The answer came to its end; ``told``: with the cached tokens of its prompt."""
+        self._looked_up()
+        self._backend.tells_cached = self._backend.tells_cached or told
+
+    def _looked_up(self) -> None:
+        """The prompt was looked up in the prefix cache: it is among what the backend's counters have counted."""
+        if not self._counted:
+            self._counted = True
+            need = self._need
+            self._backend.testimony.hits.answered(need.prompt_tokens, self.cached_tokens, clear=need.n == 1)
 
     def grow(self, tokens: int) -> None:
         """So many more tokens were generated."""
@@ -105,6 +137,7 @@ class Reservation:
             rates.generated(self._grown_tokens // self._need.n - 1, self._backend.now_s() - self._first_s)
             self._backend.touched()
         self._placed_s = None
+        self._backend.recent.gone(self._key)
         self._backend.engines.release(self._key)
         self._backend.breaker.released(self._key)
 
@@ -117,7 +150,7 @@ class WatchedBackend:
 
     ``clock`` gives seconds (the event loop's); ``on_change`` is called after every look and every change of health,
     ``on_touch`` with a target whenever its ``view`` would tell placing something new, and whether time alone will, too;
-    ``on_load`` if its ``load`` tells it all.
+    ``on_load`` if its ``load`` tells it all. ``on_verdict`` is told what the prefix-cache counters made of guesses.
     """
 
     def __init__(
@@ -128,6 +161,7 @@ class WatchedBackend:
         on_change: Callable[[], None],
         on_touch: Callable[[Target, bool], None] = lambda target, resting: None,
         on_load: Callable[[Target], None] = lambda target: None,
+        on_verdict: Callable[[WatchedBackend, Verdict], None] = lambda backend, verdict: None,
     ) -> None:
         self.settings = settings
         self.name = settings.label
@@ -137,6 +171,12 @@ class WatchedBackend:
         self.targets = [Target(self, 0 if self.pinned else None)]
         self.rates = Rates()
         self.breaker = Breaker(fleet.failures_to_open, fleet.reopen_after_s)
+        self.overload = Overload()
+        self.recent = Recent()
+        self.testimony = Testimony()
+        self.standby_for: str | None = None  # the backend that is the same server, and is up
+        self.ejected_until_s: float | None = None
+        self.tells_cached = False  # its answers tell the cached tokens of their prompts
         self.cards: tuple[ModelCard, ...] = ()
         self.windows: Mapping[str, int] = {}
         self.version: str | None = None
@@ -147,6 +187,15 @@ class WatchedBackend:
         self._on_change = on_change
         self._on_touch = on_touch
         self._on_load = on_load
+        self._on_verdict = on_verdict
+        self._pace = Pace(fleet.scrape_fastest_s, fleet.scrape_interval_s, fleet.scrape_slowest_s)
+        self._moved = False  # something happened there between the last two readings
+        self._began_s = clock()
+        self._starting = False
+        self._asleep = self._paused = False
+        self._wakings = 0
+        self._overloads = self._ejections = 0
+        self._told_full_s: float | None = None
         self._probe = Probe(settings, fleet.timeout_s)
         self._wake = asyncio.Event()
         self._reachable: bool | None = None
@@ -167,6 +216,7 @@ class WatchedBackend:
         """Look at the backend again and again until cancelled. One look at a time."""
         while True:
             started_s = self._clock()
+            self._moved = False
             try:
                 await self.look()
             except Exception:
@@ -174,11 +224,12 @@ class WatchedBackend:
             finally:
                 self.looked.set()
             self._changed()
-            pause_s = self._fleet.scrape_interval_s * random.uniform(1 - JITTER, 1 + JITTER)
-            pause_s -= self._clock() - started_s
-            await asyncio.sleep(min(LEAST_PAUSE_S, self._fleet.scrape_interval_s))
+            pause_s = self._pace.pause_s(self._sight(), self._clock() - started_s)
+            pause_s *= random.uniform(1 - JITTER, 1 + JITTER)
+            least_s = min(LEAST_PAUSE_S, pause_s)
+            await asyncio.sleep(least_s)
             with contextlib.suppress(TimeoutError):
-                async with asyncio.timeout(pause_s - LEAST_PAUSE_S):
+                async with asyncio.timeout(pause_s - least_s):
                     await self._wake.wait()
             self._wake.clear()
 
@@ -212,15 +263,19 @@ class WatchedBackend:
         timed: bool = False,
         chain: tuple[tuple[int, int], ...] = (),
         rank: int | None = None,
+        heeded: bool = True,
     ) -> Reservation:
         """Enter a request into the ledger of engine ``rank``, or of the one the server should send it to. Never fails:
         whether it fits was decided before."""
         key = next(_keys)
         self.breaker.placed(key, self._clock())
+        if self._pace.leisurely and not self.testimony.silent:
+            self._pace.hurry()
+            self._wake.set()
         chain = () if self.reading.caches is False else chain
         prompt_tokens, output_tokens = need.prompt_tokens, need.output_tokens
         ahead_tokens = self.engines.reserve(
-            key, rank, prompt_tokens, output_tokens, need.n, budget_tokens, cached_tokens, chain
+            key, rank, prompt_tokens, output_tokens, need.n, budget_tokens, cached_tokens, chain, heeded
         )
         return Reservation(self, key, need, ahead_tokens, cached_tokens, timed)
 
@@ -236,13 +291,61 @@ class WatchedBackend:
 
     def note_failure(self, placed_s: float | None = None) -> None:
         """A request failed for the backend's sake that was placed at ``placed_s``."""
+        self.recent.ended(True, self._clock())
         if self.breaker.failed(self._clock(), placed_s):
             log.warning("backend %s: %d failures in a row, resting it", self.name, self.breaker.failures)
             self._changed()
         self.look_soon()
 
+    def note_busy(self, placed_s: float) -> None:
+        """A request, placed at ``placed_s``, was answered 503: the backend has as much as it takes, for now."""
+        now_s = self._clock()
+        rest_s = self.overload.refused(placed_s, now_s)
+        self._overloads += 1
+        if rest_s is None:
+            return
+        if rest_s == FIRST_REST_S and (self._told_full_s is None or now_s - self._told_full_s >= QUIET_S):
+            self._told_full_s = now_s
+            log.warning(
+                "backend %s takes no more for now (503): it rests, and requests go elsewhere or wait", self.name
+            )
+        self._changed()
+
+    def eject(self, until_s: float, reason: str) -> None:
+        """Let it rest until then: it is far worse than its peers."""
+        self._ejections += 1
+        self.ejected_until_s = until_s
+        log.warning("backend %s: %s; it rests for %.0f s", self.name, reason, until_s - self._clock())
+        self._changed()
+
+    def readmit(self) -> None:
+        """Its rest is over; what it did before does not count any more."""
+        self.ejected_until_s = None
+        self.recent.clear()
+        self._back_s = self._clock()
+        log.info("backend %s is back from its rest", self.name)
+        self._changed()
+
+    def stand_by(self, other: str | None) -> None:
+        """It is the same server as backend ``other``, or none that is up any more."""
+        if other != self.standby_for:
+            self.standby_for = other
+            self._changed()
+
+    def tell(self, turns: list[Turn]) -> None:
+        """Write into the log what begins and ends."""
+        for turn in turns:
+            detail = f" ({turn.detail})" if turn.detail else ""
+            if turn.began:
+                log.warning("backend %s: %s: %s%s", self.name, turn.kind, SAID[turn.kind], detail)
+            else:
+                log.info("backend %s: %s is over", self.name, turn.kind)
+
     def note_success(self) -> None:
         """The backend answered a request."""
+        self.recent.ended(False, self._clock())
+        if self.overload.answered(self._clock()):
+            self._changed()
         if self.breaker.failures and self.breaker.succeeded():
             self._back_s = self._clock()
             log.info("backend %s answers again", self.name)
@@ -256,12 +359,43 @@ class WatchedBackend:
             self._changed()
 
     def health(self, now_s: float) -> Health:
-        """Down: it cannot be reached or its breaker is open. Unknown until the first look is over."""
+        """Down: it cannot be reached, sleeps, or its breaker is open. Unknown until the first look is over."""
         if self._reachable is None:
             return Health.UNKNOWN
-        if not self._reachable or self.breaker.state(now_s) is BreakerState.OPEN:
+        if not self._reachable or self._asleep or self.breaker.state(now_s) is BreakerState.OPEN:
             return Health.DOWN
         return Health.UP
+
+    @property
+    def reachable(self) -> bool:
+        """Whether it answered the last look."""
+        return self._reachable is True
+
+    @property
+    def epoch(self) -> int:
+        """Another number when what it had in its cache is gone."""
+        return self.restarts + self._wakings
+
+    def rests_until_s(self, now_s: float) -> float | None:
+        """Until when nothing is placed there for a moment; ``None`` if it does not rest."""
+        ends = [end_s for end_s in (self.overload.until_s, self.ejected_until_s) if end_s is not None and end_s > now_s]
+        return max(ends, default=None)
+
+    def condition(self, now_s: float) -> Condition:
+        """How it stands, in one word."""
+        return condition(
+            Signs(
+                reachable=self._reachable,
+                starting=self._starting,
+                asleep=self._asleep,
+                standby=self.standby_for is not None,
+                draining=self.draining,
+                breaker=self.breaker.state(now_s),
+                ejected=self.ejected_until_s is not None and self.ejected_until_s > now_s,
+                overloaded=self.overload.rests(now_s),
+                warming=self._warmth(now_s) < 1.0,
+            )
+        )
 
     def age_s(self, now_s: float) -> float | None:
         """Age of the last reading of the metrics."""
@@ -311,6 +445,12 @@ class WatchedBackend:
             loras=tuple(sorted(self.reading.loras)),
             pin_ranks=self.pinned,
             engines=tuple(self._engine_record(rank, stale, now_s) for rank in ranks),
+            condition=self.condition(now_s),
+            troubles=self.testimony.troubles.records(now_s),
+            troubles_ever=tuple(sorted(self.testimony.troubles.ever)),
+            overloads=self._overloads,
+            ejections=self._ejections,
+            prefix_hit_ratio=self.testimony.hits.ratio,
         )
 
     def _engine_record(self, rank: int, stale: bool, now_s: float) -> EngineRecord:
@@ -342,6 +482,7 @@ class WatchedBackend:
 
     def _touch(self) -> None:
         resting = self.breaker.half_open_at_s is not None or self._back_s is not None
+        resting = resting or self.overload.until_s is not None or self.ejected_until_s is not None
         for target in self.targets:
             self._on_touch(target, resting)
 
@@ -353,12 +494,17 @@ class WatchedBackend:
         """Read models and version. Returns whether the backend said which models it has."""
         try:
             cards = await self._probe.cards()
+            if not await self._probe.alive():
+                raise ProbeFailed("its engine is dead: /health answers 503", dead=True)
         except ProbeFailed as error:
             self._discover_failures += 1
+            # A server that was never there may be loading its model: vLLM listens only when it is done.
+            awaited = error.refused and not self.cards and self._clock() - self._began_s < START_S
+            self._starting = error.starting or awaited
             if self._error is None:
-                log.warning("backend %s: %s", self.name, error)
+                log.log(logging.INFO if self._starting else logging.WARNING, "backend %s: %s", self.name, error)
             self._error = str(error)
-            lost = error.refused or self._discover_failures >= self._fleet.failures_to_open
+            lost = error.final or self._discover_failures >= self._fleet.failures_to_open
             if self._reachable is None or lost:
                 self._set_reachable(False)
             return False
@@ -371,6 +517,8 @@ class WatchedBackend:
             log.info("backend %s serves %s", self.name, ", ".join(f"{c.id} ({c.window_tokens})" for c in cards) or "-")
             self.cards = cards
             self._set_windows(self.engines.capacity)
+        if self.reading.awake is None:
+            self._set_asleep(self._paused or await self._probe.asleep())
         self._set_reachable(True)
         return True
 
@@ -382,8 +530,7 @@ class WatchedBackend:
             reading = await self._probe.reading()
         except ProbeFailed as error:
             self._scrape_failures += 1
-            if self._error is None:
-                log.warning("backend %s: %s", self.name, error)
+            self.tell(self.testimony.failed(str(error), self._clock()))
             self._error = str(error)
             self._discover_at_s = 0.0
             if error.refused:
@@ -391,14 +538,21 @@ class WatchedBackend:
             return
         self._scrapes += 1
         self._error = None
-        if is_restart(self.reading, reading):
-            self.restarts += 1
-            self.rates.forget()
+        heard = self.testimony.read(reading, self.engines.in_flight, started_s)
+        self.tell(heard.turns)
+        if heard.restarted:
+            self._forget()
             log.info("backend %s was restarted", self.name)
             if not await self._discover():
                 return
-        self.reading, self._read_s = reading, started_s
-        capacity = kv_capacity(reading, self._max_model_len())
+        self.reading, self._read_s, self._moved = reading, started_s, heard.moved
+        if heard.stuck or self._paused:
+            self._paused = await self._probe.paused()
+        if reading.awake is not None or self._paused:
+            self._set_asleep(self._paused or reading.awake is False)
+        if heard.verdict is not None and not self.tells_cached:
+            self._on_verdict(self, heard.verdict)
+        capacity = None if heard.blind else kv_capacity(reading, self._max_model_len())
         count = len(reading.labels) or len(self.engines)  # nothing said is not one
         if capacity != self.engines.capacity or count != len(self.engines):
             log.info("backend %s: KV cache %s", self.name, capacity or "unknown: placing by requests in flight")
@@ -406,11 +560,42 @@ class WatchedBackend:
         if capacity is not None and (used := used_blocks(reading, capacity)) is not None:
             self.engines.reconcile(used, requests_by_rank(reading), started_s)
 
+    def _forget(self) -> None:
+        """Another process answers: what the one before did says nothing of it."""
+        self.restarts += 1
+        self.rates.forget()
+        self.overload.forget()
+        self.recent.clear()
+        self._probe.forget()
+        self.tells_cached = self._paused = False
+
+    def _sight(self) -> Sight:
+        """What the last look found, as far as it says when the next one is due."""
+        if not self._reachable:
+            return Sight(failed=True)
+        if self.testimony.silent:
+            return Sight()
+        capacity, in_flight = self.engines.capacity, self.engines.in_flight
+        ratio = self.engines.reserved_blocks / capacity.blocks if capacity is not None else None
+        return Sight(in_flight > 0, ratio, self.reading.waiting, self._moved)
+
+    def _set_asleep(self, asleep: bool) -> None:
+        if asleep is self._asleep:
+            return
+        self._asleep = asleep
+        log.info("backend %s %s", self.name, "is asleep: nothing is placed there" if asleep else "is awake")
+        if not asleep:
+            self._wakings += 1  # its caches are empty
+            self._back_s = self._clock()
+        self._changed()
+
     def _set_reachable(self, reachable: bool) -> None:
         if reachable is self._reachable:
             return
         if self._reachable is not None or reachable:
-            log.log(logging.INFO if reachable else logging.WARNING, "backend %s is %s", self.name, _updown(reachable))
+            calm = reachable or self._starting
+            word = "up" if reachable else "starting" if self._starting else "down"
+            log.log(logging.INFO if calm else logging.WARNING, "backend %s is %s", self.name, word)
         if self._reachable is False and reachable and self._scrapes:
             self._back_s = self._clock()
         self._reachable = reachable
@@ -447,16 +632,5 @@ def requests_by_rank(reading: Reading) -> list[int] | None:
     return [running[label] + waiting[label] for label in reading.labels]
 
 
-def is_restart(before: Reading, after: Reading) -> bool:
-    """Whether another process answers: another start time, or a counter that went back."""
-    if before.started_s is not None and after.started_s is not None and before.started_s != after.started_s:
-        return True
-    return any(after.counters.get(name, value) < value for name, value in before.counters.items())
-
-
 def _inverse(seconds: float | None) -> float | None:
     return None if not seconds else 1.0 / seconds
-
-
-def _updown(reachable: bool) -> str:
-    return "up" if reachable else "down"

@@ -1,12 +1,12 @@
 """The engines of one backend: a ledger each, and at which of them each request of ours is. Pure.
 
 A vLLM server may run several engines (data-parallel ranks), each with a KV cache and a queue of its own, and a request
-lives in one of them. Which one is known if it was asked for. Else the server chooses: the engine with the fewest
-requests, running and waiting, the rest left to chance (``v1/engine/core_client.py``). So a request is booked where the
-server should have sent it, and until a scrape bears that out, that is a guess: whenever an engine's use is not what its
-requests explain, guesses are booked anew, where there is use that nobody explains. What is left unexplained after that
-is the ledgers' ``extra``. A wrong guess hides no block and frees none too early: what is released at an engine that
-never had it frees nothing there, since a scrape has taken it off that engine's ``extra``.
+lives in one of them. Which one is known if it was asked for, and the server heeds that. Else the server chooses: the
+engine with the fewest requests, running and waiting, the rest left to chance (``v1/engine/core_client.py``). So a
+request is booked where the server should have sent it, and that is a guess: at each scrape the guesses that an engine's
+use contradicts are booked anew, where there is use that nobody explains. What is left unexplained after that is the
+ledgers' ``extra``. A wrong guess hides no block and frees none too early: what is released at an engine that never had
+it frees nothing there, since a scrape has taken it off that engine's ``extra``.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ class Engines:
         self._ledgers = [self._ledger(0)]
         self._capacity: KvCapacity | None = None
         self._ranks: dict[Hashable, int] = {}  # at which engine each request is booked
-        self._guesses: dict[Hashable, None] = {}
+        self._chosen: dict[Hashable, None] = {}  # requests whose engine the server chose
 
     def __repr__(self) -> str:
         return f"<Engines {self._ledgers}>"
@@ -63,11 +63,6 @@ class Engines:
         """``used_blocks`` and what our requests are still expected to grow by."""
         return sum(ledger.reserved_blocks for ledger in self._ledgers)
 
-    @property
-    def guesses(self) -> int:
-        """Requests whose engine no scrape has borne out yet."""
-        return len(self._guesses)
-
     def rank_of(self, key: Hashable) -> int | None:
         """Where a request is booked; ``None`` if it is nowhere."""
         return self._ranks.get(key)
@@ -99,7 +94,7 @@ class Engines:
                     self._move(key, rank % count)
             del self._ledgers[count:]
             if count == 1:
-                self._guesses.clear()
+                self._chosen.clear()
         for ledger in self._ledgers:
             ledger.set_capacity(engine)
 
@@ -113,10 +108,11 @@ class Engines:
         budget_tokens: int | None = None,
         cached_tokens: int = 0,
         chain: Chain = (),
+        heeded: bool = True,
     ) -> int:
         """Enter a request that is being sent, to engine ``rank`` if that is asked for, and there is one: else where the
-        server should send it. The rest is as in ``Ledger.reserve``. Returns the prompt tokens
-        that are to be worked on there before its own."""
+        server should send it. ``heeded``: the server will obey. The rest is as in ``Ledger.reserve``. Returns the
+        prompt tokens that are to be worked on there before its own."""
         if key in self._ranks:
             raise ValueError(f"{key!r} is already in the ledgers")
         asked = rank is not None and 0 <= rank < len(self._ledgers)
@@ -125,8 +121,8 @@ class Engines:
         ahead_tokens = ledger.pending_prompt_tokens
         ledger.reserve(key, prompt_tokens, expected_output_tokens, n, budget_tokens, cached_tokens, chain)
         self._ranks[key] = at
-        if not asked and len(self._ledgers) > 1:
-            self._guesses[key] = None
+        if not (asked and heeded) and len(self._ledgers) > 1:
+            self._chosen[key] = None
         return ahead_tokens
 
     def first_byte(self, key: Hashable) -> None:
@@ -145,7 +141,7 @@ class Engines:
         """The request is over, however it ended. Releasing a key again does nothing."""
         rank = self._ranks.pop(key, None)
         if rank is not None:
-            self._guesses.pop(key, None)
+            self._chosen.pop(key, None)
             self._ledgers[rank].release(key)
 
     def begin_scrape(self) -> None:
@@ -158,34 +154,61 @@ class Engines:
         (``None``: unknown), both by rank. Raises ``ValueError`` if that is not one figure for each engine."""
         if len(used_blocks) != len(self._ledgers) or (requests is not None and len(requests) != len(self._ledgers)):
             raise ValueError(f"{len(used_blocks)} figures for {len(self._ledgers)} engines")
-        if self._guesses:
+        if self._chosen:
             self._book_anew(used_blocks)
         for rank, ledger in enumerate(self._ledgers):
             ledger.reconcile(used_blocks[rank], started_s, None if requests is None else requests[rank])
 
     def _book_anew(self, used_blocks: Sequence[int]) -> None:
-        """Book guesses where the use is. Those that have begun to answer first, the largest in front: they are sure to
-        be in what was read, and an engine that has not so many blocks left to explain does not have them."""
-        left = [used - ledger.explained_blocks for used, ledger in zip(used_blocks, self._ledgers, strict=True)]
-        guesses: list[tuple[bool, int, Hashable, int]] = []
-        for key in self._guesses:
+        """Book the requests whose engine the server chose where the use is that nothing else explains.
+
+        Those that must be in what was read go first, the largest in front. Each stays where it is if that engine's use
+        has room for it, and else goes where most is unexplained, but never to an engine that uses less than it holds.
+        """
+        left = [used - ledger.seen_blocks for used, ledger in zip(used_blocks, self._ledgers, strict=True)]
+        certain: list[tuple[int, Hashable]] = []
+        uncertain: list[tuple[int, Hashable]] = []
+        for key in self._chosen:
             rank = self._ranks[key]
             blocks, seen_blocks = self._ledgers[rank].weight(key)
-            left[rank] += blocks  # what nobody explains, but for the guesses
-            uncertain = seen_blocks is None
-            guesses.append((uncertain, blocks if seen_blocks is None else seen_blocks, key, rank))
-        guesses.sort(key=lambda item: (item[0], -item[1]))
-        for uncertain, blocks, key, rank in guesses:
+            left[rank] += blocks  # taken out of what is explained, to be put in again one by one
+            if seen_blocks is None:
+                uncertain.append((blocks, key))
+            else:
+                certain.append((seen_blocks, key))
+        certain.sort(key=lambda item: -item[0])
+        for blocks, key in self._astray(certain, left, None):
+            rank = self._ranks[key]
+            able = [index for index, used in enumerate(used_blocks) if used >= blocks]
+            best = max(able or [rank], key=lambda index: (left[index], index == rank))
+            self._move(key, best)
+            left[best] -= blocks
+        for blocks, key in self._astray(uncertain, left, 1):
+            rank = self._ranks[key]
             best = max(range(len(left)), key=left.__getitem__)
-            if left[rank] < (1 if uncertain else blocks) and left[best] > max(left[rank], 0):
+            if left[best] > 0:  # else it holds nothing yet, and nothing speaks against where it is
                 self._move(key, best)
                 rank = best
-            if not uncertain and left[rank] >= blocks:
-                del self._guesses[key]
             left[rank] -= blocks
 
+    def _astray(
+        self, guesses: list[tuple[int, Hashable]], left: list[int], least_blocks: int | None
+    ) -> list[tuple[int, Hashable]]:
+        """Those of ``guesses`` (blocks, key) whose engine has less than ``least_blocks`` ``left`` for them (``None``:
+        than they hold). For the others that is taken off."""
+        astray = []
+        for blocks, key in guesses:
+            rank = self._ranks[key]
+            if left[rank] < (blocks if least_blocks is None else least_blocks):
+                astray.append((blocks, key))
+            else:
+                left[rank] -= blocks
+        return astray
+
     def _move(self, key: Hashable, rank: int) -> None:
-        """Book a request at another engine."""
+        """Book a request at engine ``rank``."""
+        if rank == self._ranks[key]:
+            return
         self._ledgers[rank].take_over(key, self._ledgers[self._ranks[key]])
         self._ranks[key] = rank
 

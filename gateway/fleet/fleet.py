@@ -195,14 +195,15 @@ class Fleet:
         timed: bool = False,
         chain: tuple[tuple[int, int], ...] = (),
         rank: int | None = None,
+        heeded: bool = True,
     ) -> Reservation:
         """Enter a request into a backend's ledger; the caller releases it whatever happens. ``timed``: it is a stream,
         whose chunks tell how fast the backend is. ``chain``: beginnings of its prompt, which others may share.
-        ``rank``: the engine that its client asks for, where ranks are not pinned."""
-        target = self._targets[name]
+        ``rank``: the engine that its client asks for, where ranks are not pinned; ``heeded``: the server obeys."""
+        target, asked = self._targets[name], rank if heeded else None
         backend = target.backend
         reservation = backend.reserve(
-            need, budget_tokens, cached_tokens, timed, chain, rank if target.rank is None else target.rank
+            need, budget_tokens, cached_tokens, timed, chain, asked if target.rank is None else target.rank, heeded
         )
         if target.rank is None and len(backend.engines) > 1:
             self._on_change()  # another engine may be next, and take who waits

@@ -79,9 +79,9 @@ class Ledger:
         return max(0, self._sequences + self._extra_sequences)
 
     @property
-    def explained_blocks(self) -> int:
-        """The most that a scrape would report if nothing happened there that the ledger does not know of."""
-        return self._ours_blocks - self.held.overlap_blocks + self._extra_blocks + self._released_blocks
+    def seen_blocks(self) -> int:
+        """The most of our own blocks that the scrape under way may have seen, growth to come left out."""
+        return self._ours_blocks - self.held.overlap_blocks + self._released_blocks
 
     @property
     def in_flight(self) -> int:

@@ -43,6 +43,7 @@ class GateFleet(Protocol):
         timed: bool = False,
         chain: tuple[tuple[int, int], ...] = (),
         rank: int | None = None,
+        heeded: bool = True,
     ) -> Reservation:
         """Enter a request into a backend's ledger."""
 
@@ -201,6 +202,7 @@ class Gate:
             adapter=wish.adapter,
             streamed=wish.streamed,
             engine=wish.engine,
+            heeded=wish.heeded,
         )
 
     def _admit(self, entry: Queued, now_s: float) -> None:
@@ -287,7 +289,14 @@ class Gate:
         backend = self._fleet.backend(offer.backend)
         budget = budget_tokens(offer, need.prompt_tokens)
         reservation = self._fleet.reserve(
-            offer.backend, need, budget, placed.matched_tokens, waiter.streamed, placed.chain, waiter.engine
+            offer.backend,
+            need,
+            budget,
+            placed.matched_tokens,
+            waiter.streamed,
+            placed.chain,
+            waiter.engine,
+            waiter.heeded,
         )
         entry.lease = Lease(self, self._learner, reservation, backend, placed, waiter, now_s)
         self._leases += 1

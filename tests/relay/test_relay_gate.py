@@ -75,6 +75,7 @@ class Places:
         timed: bool = False,
         chain: tuple[tuple[int, int], ...] = (),
         rank: int | None = None,
+        heeded: bool = True,
     ) -> Reservation:
         self.keys += 1
         place: Any = self.at[name]
