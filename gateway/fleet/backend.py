@@ -190,7 +190,7 @@ class WatchedBackend:
         self._on_verdict = on_verdict
         self._pace = Pace(fleet.scrape_fastest_s, fleet.scrape_interval_s, fleet.scrape_slowest_s)
         self._moved = False  # something happened there between the last two readings
-        self._began_s = clock()
+        self._began_s = 0.0
         self._starting = False
         self._asleep = self._paused = False
         self._wakings = 0
@@ -214,6 +214,7 @@ class WatchedBackend:
 
     async def watch(self) -> None:
         """Look at the backend again and again until cancelled. One look at a time."""
+        self._began_s = self._clock()
         while True:
             started_s = self._clock()
             self._moved = False
