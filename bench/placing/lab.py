@@ -15,8 +15,8 @@ from typing import Any, Protocol
 
 from bench.placing.policies import Seen
 from bench.placing.traffic import BLOCK_TOKENS, MEAN_GAP_LIMIT_S, Load, Request, Session, Traffic
-from gateway.simulator.engine import EngineConfig, EngineRequest, StepResult
-from gateway.simulator.leaping import LeapingEngine
+from gateway.simulator.engine import EngineConfig, EngineRequest
+from gateway.simulator.leaping import LeapingEngine, Move
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,7 +94,7 @@ class _Backend:
     version: int = 0
     leap_began_s: float = 0.0
     leap_steps: int = 0
-    result: StepResult | None = None
+    result: Move | None = None
     requests: dict[str, Request] = field(default_factory=dict)
     lost_preemptions: int = 0
 
@@ -146,7 +146,7 @@ class Lab:
             self._at(now_s + 0.5, self._fail, request, index)  # clients back off before they try again
             return
         engine = backend.engine
-        if len(request.prompt) + 1 > engine.config.max_model_len_tokens:
+        if request.prompt_tokens + 1 > engine.config.max_model_len_tokens:
             self.refuse(request, now_s)
             return
         self._cut(backend, now_s)
@@ -178,9 +178,10 @@ class Lab:
         request = self.traffic.request(session, self.now_s)
         self._outcomes[request.number] = Outcome(request)
         self._open += 1
-        fresh = next((place for place, value in enumerate(request.hashes) if value not in self._known), None)
-        self._oracle_tokens += BLOCK_TOKENS * (len(request.hashes) if fresh is None else fresh)
-        self._known.update(request.hashes)
+        hashes = request.hashes
+        fresh = next((place for place in range(len(hashes)) if hashes[place] not in self._known), len(hashes))
+        self._oracle_tokens += BLOCK_TOKENS * fresh
+        self._known.update(hashes[fresh:])
         assert self._placer is not None
         self._placer.arrived(request, self.now_s)
 
@@ -233,7 +234,7 @@ class Lab:
             backend.busy, backend.leap_began_s, backend.leap_steps = True, now_s, steps
             self._at(now_s + steps * engine.step_s, self._leapt, backend, backend.version)
             return
-        result = engine.step(now_s)
+        result = engine.move(now_s)
         if result.idle and not result.finished:
             return  # its head can never be scheduled, as a real engine would hang
         backend.busy, backend.result = True, result
@@ -271,13 +272,13 @@ class Lab:
         result = backend.result
         assert result is not None and self._placer is not None
         backend.result = None
-        for gap_s in result.inter_token_latencies_s:
-            self._gaps[round(gap_s, 4)] += 1
-        for output in result.outputs:
-            outcome = self._outcomes[int(output.request_id)]
+        for gap_s, count in result.gaps:
+            self._gaps[round(gap_s, 4)] += count
+        for name, cached_tokens in result.first:
+            outcome = self._outcomes[int(name)]
             if outcome.first_token_s is None:
                 outcome.first_token_s = self.now_s
-                outcome.cached_tokens = output.cached_tokens
+                outcome.cached_tokens = cached_tokens
                 self._placer.first_token(outcome.request, backend.index, self.now_s)
         for finished in result.finished:
             request = backend.requests.pop(finished.request_id)
@@ -290,8 +291,9 @@ class Lab:
 
     def _after(self, request: Request, now_s: float) -> None:
         self._open -= 1
+        known = len(request.hashes)
         pause_s = self.traffic.answered(request)
-        self._known.update(request.session.hashes)
+        self._known.update(request.session.hashes[known:])
         if pause_s is not None and now_s + pause_s <= self._load.duration_s:
             self._at(now_s + pause_s, self._ask, request.session)
 

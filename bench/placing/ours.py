@@ -57,7 +57,7 @@ class Gateway:
         self._sent: dict[int, _Sent] = {}
 
     def arrived(self, request: Request, now_s: float) -> None:
-        length = len(request.prompt)
+        length = request.prompt_tokens
         offers = []
         for seen in sorted(self._lab.seen, key=lambda item: (item.window_tokens, item.index)):
             left = seen.window_tokens - length
@@ -94,7 +94,7 @@ class Gateway:
         sent = self._sent.pop(request.number)
         self._ledgers[backend].release(request.number)
         if sent.first_s is not None:
-            own_tokens = len(request.prompt) - outcome.cached_tokens
+            own_tokens = request.prompt_tokens - outcome.cached_tokens
             self._rates[backend].prefilled(sent.ahead_tokens + own_tokens, sent.first_s - sent.sent_s)
             self._rates[backend].generated(outcome.output_tokens - 1, now_s - sent.first_s)
         matched = sent.placed.matched_tokens

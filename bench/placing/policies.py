@@ -43,7 +43,7 @@ class Policy(Protocol):
 def able(request: Request, backends: Sequence[Seen]) -> list[Seen]:
     """Backends that are up and, as every policy here is told, whose window holds the prompt."""
     up = [seen for seen in backends if seen.up] or list(backends)
-    return [seen for seen in up if seen.window_tokens > len(request.prompt)] or up
+    return [seen for seen in up if seen.window_tokens > request.prompt_tokens] or up
 
 
 class NoGateway:
@@ -152,7 +152,7 @@ class CacheAware:
         if not (most - least > self._absolute and most > self._relative * least):
             best = max(fit, key=lambda seen: (self._trees[seen.index].matched(request.hashes), -seen.in_flight))
             matched = self._trees[best.index].matched(request.hashes) * BLOCK_TOKENS
-            if matched > self._threshold * len(request.prompt):
+            if matched > self._threshold * request.prompt_tokens:
                 chosen = best
         self._trees[chosen.index].remember(request.hashes)
         return chosen.index

@@ -71,7 +71,10 @@ class Load:
 
 @dataclass(slots=True, eq=False)
 class Request:
-    """One request of a session. ``answer`` is what the model will say."""
+    """One request of a session. ``answer`` is what the model will say.
+
+    The three lists are empty once it is over: an hour has tens of thousands of requests.
+    """
 
     number: int
     session: Session
@@ -79,6 +82,7 @@ class Request:
     hashes: list[int]
     answer: list[int]
     sent_s: float
+    prompt_tokens: int
 
     @property
     def id(self) -> str:
@@ -142,14 +146,24 @@ class Traffic:
         self._requests += 1
         answer = max(2, min(4000, int(_lognormal(draw, session.kind.answer_tokens))))
         answer = min(answer, self._window_tokens - len(session.tokens) - 1)
-        return Request(self._requests, session, list(session.tokens), list(session.hashes), self._fresh(answer), now_s)
+        return Request(
+            self._requests,
+            session,
+            list(session.tokens),
+            list(session.hashes),
+            self._fresh(answer),
+            now_s,
+            len(session.tokens),
+        )
 
     def answered(self, request: Request) -> float | None:
         """Take the answer into the session; seconds until its next request, ``None`` if it has no more."""
         session = request.session
         session.tokens.extend(request.answer)
         block_hashes(session.tokens, BLOCK_TOKENS, session.hashes)
+        request.prompt, request.hashes, request.answer = [], [], []
         if session.turns_left <= 0:
+            session.tokens, session.hashes = [], []
             return None
         pause_s = _lognormal(session.random, session.kind.pause_s)
         if session.kind.name == "agent" and session.random.random() < 1 / 8:
@@ -186,10 +200,9 @@ class Traffic:
         return 5 * rate if now_s % 300 < 30 else rate * 5 / 9
 
     def _fresh(self, count: int) -> list[int]:
-        """Ids of text that was never seen before."""
-        start = self._next_id
-        self._next_id += count
-        return list(range(start, start + count))
+        """Ids of text that was never seen before: one new id, again and again, which costs little to keep."""
+        self._next_id += 1
+        return [self._next_id] * count
 
 
 def _lognormal(source: random.Random, shape: tuple[float, float]) -> float:

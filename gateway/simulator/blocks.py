@@ -67,6 +67,10 @@ class BlockPool:
         found = list(map(self._first_of.get, hashes))  # one pass in C: prompts have thousands of blocks
         return found[: found.index(None)] if None in found else found  # type: ignore[return-value]
 
+    def doubled(self, hashes: Iterable[int]) -> bool:
+        """Whether any of ``hashes`` is the content of more than one block."""
+        return not self._more_of.keys().isdisjoint(hashes)
+
     def idle(self, blocks: Iterable[int]) -> int:
         """How many of ``blocks`` are free now, so that touching them takes them out of the free blocks."""
         return [self._references[block] for block in blocks].count(0)
@@ -84,10 +88,12 @@ class BlockPool:
         """``count`` blocks with one reference each; their old content is forgotten. ``ValueError`` if too many."""
         if count > len(self._free):
             raise ValueError(f"{count} blocks wanted, {len(self._free)} free")
-        taken = [self._free.popitem(last=False)[0] for _ in range(count)]
+        pop, hash_of, references = self._free.popitem, self._hash_of, self._references
+        taken = [pop(last=False)[0] for _ in range(count)]
         for block in taken:
-            self._forget(block)
-            self._references[block] = 1
+            references[block] = 1
+            if block in hash_of:
+                self._forget(block, hash_of.pop(block))
         return taken
 
     def release(self, blocks: Sequence[int]) -> None:
@@ -105,10 +111,18 @@ class BlockPool:
 
     def remember(self, block: int, value: int) -> None:
         """Make a full block findable by its hash."""
-        if self.caching and block not in self._hash_of:
-            self._hash_of[block] = value
-            first = self._first_of.setdefault(value, block)
-            if first != block:
+        self.remember_all((block,), (value,))
+
+    def remember_all(self, blocks: Sequence[int], hashes: Sequence[int]) -> None:
+        """``remember`` each of the blocks."""
+        if not self.caching:
+            return
+        hash_of, first_of = self._hash_of, self._first_of
+        for block, value in zip(blocks, hashes, strict=True):
+            if block in hash_of:
+                continue
+            hash_of[block] = value
+            if first_of.setdefault(value, block) != block:
                 self._more_of.setdefault(value, {})[block] = None
 
     def forget_all(self) -> bool:
@@ -120,17 +134,15 @@ class BlockPool:
         self._more_of.clear()
         return True
 
-    def _forget(self, block: int) -> None:
-        value = self._hash_of.pop(block, None)
-        if value is None:
+    def _forget(self, block: int, value: int) -> None:
+        if value not in self._more_of:
+            del self._first_of[value]
             return
-        more = self._more_of.get(value, {})
+        more = self._more_of[value]
         if block in more:
             del more[block]
-        elif more:
+        else:
             self._first_of[value] = next(iter(more))
             del more[self._first_of[value]]
-        else:
-            del self._first_of[value]
         if not more:
-            self._more_of.pop(value, None)
+            del self._more_of[value]

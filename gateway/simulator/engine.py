@@ -324,9 +324,11 @@ class Engine:
         if self.config.enable_prefix_caching:
             # As in vLLM, blocks become findable when they are scheduled: a later request of the same step may share.
             hashes = block_hashes(sequence.tokens, size, sequence.hashes, sequence.request.cache_key)
-            for index in range(sequence.remembered, tokens // size):
-                self.pool.remember(sequence.blocks[index], hashes[index])
-            sequence.remembered = max(sequence.remembered, tokens // size)
+            full = tokens // size
+            if full > sequence.remembered:
+                fresh = slice(sequence.remembered, full)
+                self.pool.remember_all(sequence.blocks[fresh], hashes[fresh])
+                sequence.remembered = full
         return True
 
     def _preempt(self, sequence: _Sequence) -> None:
