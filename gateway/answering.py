@@ -79,7 +79,7 @@ class Attempt:
 
     def close(self) -> None:
         """Break it off, if it still goes on, and release what it holds."""
-        if self.task is not None and not self.task.done():
+        if self.task is not None:
             self.task.cancel()
             self.task.add_done_callback(_taken_note_of)
         if self.response is not None:
