@@ -46,6 +46,7 @@ def configure(parser: argparse.ArgumentParser) -> None:
     add("--enable-prompt-tokens-details", action="store_true", help="tell cached tokens in usage")
     add("--api-key", dest="api_keys", action="append", metavar="KEY", help="key that /v1 asks for; repeat for several")
     add("--data-parallel-size", type=int, default=1, help="engines behind this server (default %(default)s)")
+    add("--api-server-count", type=int, default=1, help="API servers that share the engines (default %(default)s)")
     add("--lora-modules", nargs="+", default=[], metavar="NAME=PATH", help="LoRA adapters to list and accept")
     add(
         "--mean-output-tokens", type=int, default=128, help="mean length of an answer that ends by itself (%(default)s)"

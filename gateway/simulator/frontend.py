@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import itertools
 from collections.abc import AsyncGenerator, Callable, Sequence
 
+from gateway.simulator.balancing import Balancer
 from gateway.simulator.clock import Clock, RealClock
 from gateway.simulator.engine import Engine, EngineConfig, EngineRequest, StepResult, TokenOutput
 
@@ -19,10 +21,24 @@ class Frontend:
     """
 
     def __init__(
-        self, config: EngineConfig, *, data_parallel_size: int, publish: Publish, clock: Clock | None = None
+        self,
+        config: EngineConfig,
+        *,
+        data_parallel_size: int,
+        publish: Publish,
+        clock: Clock | None = None,
+        api_servers: int = 1,
+        counts_own: bool = True,
     ) -> None:
         self.clock: Clock = clock or RealClock()
         self.engines = [Engine(config) for _ in range(data_parallel_size)]
+        # As if each request came over another connection: the API servers take turns.
+        self._balancers = itertools.cycle(
+            [
+                Balancer(self.engines, counts_own=counts_own, servers=api_servers, server=server)
+                for server in range(api_servers)
+            ]
+        )
         self._publish = publish
         self._queues: dict[str, asyncio.Queue[TokenOutput]] = {}
         self._wakes = [asyncio.Event() for _ in self.engines]
@@ -39,34 +55,36 @@ class Frontend:
         await asyncio.gather(*self._tasks, return_exceptions=True)
         self._tasks = []
 
-    def choose(self, rank: int | None) -> int:
-        """The engine asked for, or the one with the least to do (vLLM weighs waiting requests fourfold)."""
-        if rank is not None:
-            return rank
-        return min(range(len(self.engines)), key=lambda i: self.engines[i].waiting * 4 + self.engines[i].running)
+    async def generate(
+        self, requests: Sequence[EngineRequest], rank: int | None = None
+    ) -> AsyncGenerator[TokenOutput, None]:
+        """Yield the outputs of all ``requests`` as they appear; closing the iterator aborts what is unfinished.
 
-    async def generate(self, requests: Sequence[EngineRequest], rank: int) -> AsyncGenerator[TokenOutput, None]:
-        """Yield the outputs of all ``requests`` as they appear; closing the iterator aborts what is unfinished."""
+        All go to the engine asked for, or each to one of its own choice, as the sequences of one request do in vLLM.
+        """
         queue: asyncio.Queue[TokenOutput] = asyncio.Queue()
-        engine = self.engines[rank]
-        open_ids = {request.request_id for request in requests}
+        balancer = next(self._balancers)
+        at: dict[str, int] = {}  # of those that are not over
         try:
             for request in requests:
-                engine.add(request, self.clock.now_s())
+                chosen = balancer.choose(self.clock.now_s()) if rank is None else rank
+                self.engines[chosen].add(request, self.clock.now_s())
+                at[request.request_id] = chosen
+                balancer.sent(chosen)
                 self._queues[request.request_id] = queue
-            self._wakes[rank].set()
-            while open_ids:
+                self._wakes[chosen].set()
+            while at:
                 output = await queue.get()
                 if output.finish_reason is not None:
-                    open_ids.discard(output.request_id)
+                    balancer.finished(at.pop(output.request_id))
                 yield output
         finally:
             for request in requests:
                 self._queues.pop(request.request_id, None)
-            for request_id in open_ids:
-                engine.abort(request_id)
-            if open_ids:
-                self._wakes[rank].set()
+            for request_id, chosen in at.items():
+                balancer.finished(chosen)
+                self.engines[chosen].abort(request_id)
+                self._wakes[chosen].set()
 
     async def _drive(self, rank: int) -> None:
         engine, wake, ended_s = self.engines[rank], self._wakes[rank], 0.0

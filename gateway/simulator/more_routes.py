@@ -81,7 +81,6 @@ async def embeddings(service: Service, request: Request, fault: Fault | None) ->
         prompts=tuple(prompts),
         n=1,
         answers=tuple(Answer((), (), "stop") for _ in prompts),
-        rank=service.rank_of(request),
         cache_key=service.cache_key(document, model),
     )
     tally = await until_gone(request, collect(service, job))
@@ -114,7 +113,6 @@ async def responses(service: Service, request: Request, fault: Fault | None) -> 
         prompts=(ids,),
         n=1,
         answers=service.write([ids], 1, [wishes]),
-        rank=service.rank_of(request),
         cache_key=service.cache_key(document, model),
     )
     if document.get("stream"):

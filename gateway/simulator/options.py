@@ -57,6 +57,7 @@ class SimulatorOptions:
     enable_prompt_tokens_details: bool = False
     api_keys: tuple[str, ...] = ()
     data_parallel_size: int = 1
+    api_server_count: int = 1
     lora_modules: tuple[tuple[str, str], ...] = ()
     time_scale: float = 1.0
     mean_output_tokens: int = 128
@@ -67,7 +68,7 @@ class SimulatorOptions:
     def __post_init__(self) -> None:
         if not self.models or not all(self.models):
             raise ValueError("at least one served model name is needed, and none may be empty")
-        for name in ("data_parallel_size", "mean_output_tokens"):
+        for name in ("data_parallel_size", "api_server_count", "mean_output_tokens"):
             if getattr(self, name) < 1:
                 raise ValueError(f"{name} must be at least 1")
         if self.time_scale <= 0:

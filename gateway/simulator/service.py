@@ -48,7 +48,7 @@ class Job:
     prompts: tuple[list[int], ...]
     n: int
     answers: tuple[Answer, ...]
-    rank: int
+    rank: int | None = None
     cache_key: object = None
     skip_cache: bool = False
 
@@ -74,7 +74,11 @@ class Service:
         self.metrics = EngineMetrics(options)
         self.faults = Faults(options.fault)
         self.frontend = Frontend(
-            options.engine_config(), data_parallel_size=options.data_parallel_size, publish=self.metrics.publish
+            options.engine_config(),
+            data_parallel_size=options.data_parallel_size,
+            publish=self.metrics.publish,
+            api_servers=options.api_server_count,
+            counts_own=self.version.since(0, 32),
         )
 
     def model_of(self, document: Mapping[str, Any]) -> str:
@@ -211,15 +215,19 @@ class Service:
             raise ApiError(f"n must be at least 1, got {n}.")
         return n
 
-    def rank_of(self, request: Request) -> int:
-        """The engine for a request: its ``X-data-parallel-rank``, or the least busy. Raises ``ApiError``."""
-        asked = request.headers.get("x-data-parallel-rank")
+    def rank_of(self, request: Request) -> int | None:
+        """The engine asked for by ``X-data-parallel-rank``; no number asks for none. Raises ``ApiError``.
+
+        The routes of chats, completions and messages read it, those of responses and of pooling do not (0.32).
+        """
+        try:
+            asked = int(request.headers.get("x-data-parallel-rank", ""))
+        except ValueError:
+            return None
         size = self.options.data_parallel_size
-        if asked is None or not asked.lstrip("-").isdigit():
-            return self.frontend.choose(None)
-        if not 0 <= int(asked) < size:
+        if not 0 <= asked < size:
             raise ApiError(f"data_parallel_rank {asked} is out of range [0, {size}).")
-        return self.frontend.choose(int(asked))
+        return asked
 
     @staticmethod
     def request_id(request: Request, document: Mapping[str, Any], prefix: str) -> str:

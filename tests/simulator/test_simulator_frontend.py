@@ -61,9 +61,14 @@ async def test_leaving_at_any_moment_frees_everything() -> None:
             assert not published or published[-1].gauges.running == 0
 
 
-async def test_a_request_goes_to_the_engine_with_the_least_to_do() -> None:
+async def test_a_request_goes_to_the_engine_asked_for_or_to_the_one_with_the_least_to_do() -> None:
     async with running(EngineConfig(), engines=3) as (frontend, _):
-        frontend.engines[0].add(EngineRequest("a", range(5), range(5)), 0.0)
-        frontend.engines[2].add(EngineRequest("b", range(5), range(5)), 0.0)
-        assert frontend.choose(None) == 1
-        assert frontend.choose(2) == 2
+        for name in "ab":
+            frontend.engines[0].add(EngineRequest(name, range(5), range(5)), 0.0)
+        asked = frontend.generate([EngineRequest("c", range(5), range(900))], 2)
+        await anext(asked)
+        each_by_itself = frontend.generate([EngineRequest(name, range(5), range(900)) for name in "def"])
+        await anext(each_by_itself)
+        assert [engine.running + engine.waiting for engine in frontend.engines][1:] == [2, 2]
+        await asked.aclose()
+        await each_by_itself.aclose()

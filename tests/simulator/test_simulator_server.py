@@ -279,6 +279,12 @@ async def test_a_rank_can_be_asked_for(start: Start) -> None:
     assert await client.metric("vllm:generation_tokens_total", engine="1") == 1
     wrong = await client.http.post("/v1/completions", json=body, headers={"x-data-parallel-rank": "2"})
     assert wrong.json()["error"]["message"] == "data_parallel_rank 2 is out of range [0, 2)."
+    for ignored in ({"x-data-parallel-rank": "one"}, {}):
+        assert (await client.http.post("/v1/completions", json=body, headers=ignored)).status_code == 200
+    wrong_headers = {"x-data-parallel-rank": "2"}
+    for path in ("/v1/responses", "/v1/embeddings"):  # these do not look at it
+        asked = await client.http.post(path, json={"input": "x"}, headers=wrong_headers)
+        assert asked.status_code == 200
 
 
 async def test_the_key_guards_v1_and_nothing_else(start: Start) -> None:
