@@ -7,6 +7,7 @@ import contextlib
 import logging
 import time
 from collections.abc import AsyncIterator, Callable, Iterator, Mapping
+from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
 import httpx2
@@ -29,7 +30,15 @@ from gateway.counting import Counting
 from gateway.exceptions import GatewayError, NoRoute
 from gateway.fitting import Fitter
 from gateway.fleet.fleet import Fleet
-from gateway.observe.gauges import counting_gauges, fleet_gauges, gpu_gauges, learned_gauges, queue_gauges
+from gateway.fleet.kvevents.listener import KvEvents
+from gateway.observe.gauges import (
+    counting_gauges,
+    fleet_gauges,
+    gpu_gauges,
+    kv_event_gauges,
+    learned_gauges,
+    queue_gauges,
+)
 from gateway.observe.metrics import CONTENT_TYPE, Gauge, Metrics
 from gateway.relay.client import Message, Receive, Scope, Send
 from gateway.relay.gate import Gate
@@ -62,7 +71,8 @@ class App:
         self.metrics = Metrics()
         self.fleet = Fleet(settings, lambda: self.gate.wake())
         self.gate = Gate(self.fleet, settings.placing)
-        self.counter = Counter(settings.counting, settings.models, self._post, self._note_trust)
+        self.kv_events = KvEvents(self.fleet.watched(), self.gate.blocks)
+        self.counter = Counter(settings.counting, settings.models, self._post, self._note_trust, self.gate.blocks.sizes)
         self.upstream = Upstream(settings.relay)
         self.summariser = Summariser(settings.overflow, self._post, self._summary_route)
         trimmer = Trimmer(settings.overflow, self.counter, self.summariser)
@@ -124,6 +134,7 @@ class App:
     async def _lifespan(self, _: Starlette) -> AsyncIterator[None]:
         async with self.upstream, httpx2.AsyncClient(trust_env=False, follow_redirects=False) as self._control:
             await self.fleet.start()
+            self.kv_events.start()
             if self._gpus is not None:
                 self._gpus.start()
             warming = asyncio.create_task(self._warm())
@@ -137,6 +148,7 @@ class App:
                 await self.summariser.close()
                 self.fitter.close()
                 self.counter.close()
+                await self.kv_events.stop()
                 await self.fleet.stop()
 
     async def _warm(self) -> None:
@@ -212,7 +224,8 @@ class App:
     async def _status(self, request: Request) -> Response:
         self._keys.check(request.scope["headers"])
         learned = {"expected_output_tokens": self.gate.expected_output_tokens()}
-        return _json({**self.fleet.describe(), **self.gate.stats(), **learned})
+        kv_events = {"kv_events": [asdict(record) for record in self.kv_events.records()]}
+        return _json({**self.fleet.describe(), **self.gate.stats(), **learned, **kv_events})
 
     async def _drain(self, request: Request) -> Response:
         return self._drained(request, self.fleet.drain)
@@ -246,6 +259,7 @@ class App:
     def _gauges(self) -> Iterator[Gauge]:
         yield from fleet_gauges(self.fleet.records())
         yield from queue_gauges(self.gate.stats())
+        yield from kv_event_gauges(self.kv_events.records())
         yield from learned_gauges(self.gate.expected_output_tokens())
         yield from counting_gauges(self.counter.kept_bytes() | {"bodies": bodies.kept_bytes()})
         if self._gpus is not None:

@@ -104,6 +104,30 @@ def base_url(value: str) -> str:
     return url
 
 
+class KvEventSettings(Section):
+    """What a server publishes of its KV cache (vLLM's --kv-events-config)."""
+
+    enabled: bool = Field(default=True, description="Listen to the server's KV events where it publishes them.")
+    endpoint: str | None = Field(
+        default=None, description="As in --kv-events-config: tcp://*:5557. Default: asked of the server (vLLM 0.31)."
+    )
+    replay_endpoint: str | None = Field(default=None, description="As in --kv-events-config: tcp://*:5558.")
+    topic: str = Field(default="", description="As in --kv-events-config.")
+
+    @field_validator("endpoint", "replay_endpoint")
+    @classmethod
+    def _address(cls, value: str | None) -> str | None:
+        if value is not None and not re.fullmatch(r"tcp://[^\s/]+:[1-9]\d{0,4}|ipc://\S+", value):
+            raise ValueError(f"not an address of ZeroMQ: {value!r}; write tcp://HOST:PORT, HOST may be *")
+        return value
+
+    @model_validator(mode="after")
+    def _replays_something(self) -> KvEventSettings:
+        if self.replay_endpoint is not None and self.endpoint is None:
+            raise ValueError("replay_endpoint is set, but endpoint is not")
+        return self
+
+
 class BackendSettings(Section):
     """One vLLM server."""
 
@@ -117,6 +141,7 @@ class BackendSettings(Section):
     pin_ranks: bool = Field(
         default=False, description="Choose the engine of a --data-parallel-size server here, not by the server."
     )
+    kv_events: KvEventSettings = Field(default_factory=KvEventSettings)
 
     @model_validator(mode="before")
     @classmethod

@@ -229,6 +229,10 @@ class Fleet:
         """Place requests on a backend again. Raises ``KeyError``."""
         self._backends[name].drain(False)
 
+    def watched(self) -> list[WatchedBackend]:
+        """The backends themselves, for what else looks after them."""
+        return list(self._backends.values())
+
     def records(self) -> list[BackendRecord]:
         """All that is known of each backend, for metrics and people."""
         now_s = _now()

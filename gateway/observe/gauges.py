@@ -6,8 +6,10 @@ from collections.abc import Iterable, Iterator, Mapping
 from typing import TYPE_CHECKING
 
 from gateway.fleet.breaker import BreakerState
+from gateway.fleet.kvevents.listener import KvEventsRecord
 from gateway.fleet.records import BackendRecord
 from gateway.observe.metrics import Gauge
+from gateway.routing.feeds import Knowledge
 from gateway.types import Health
 
 if TYPE_CHECKING:
@@ -104,6 +106,41 @@ def queue_gauges(stats: Mapping[str, float]) -> Iterator[Gauge]:
     yield Gauge("prefix_expected_tokens", text, stats["prefix_expected_tokens"])
     text = "Those of them that were."
     yield Gauge("prefix_confirmed_tokens", text, stats["prefix_confirmed_tokens"])
+    text = "Of the tokens expected to be cached, those at backends whose KV events tell all."
+    yield Gauge("prefix_reported_expected_tokens", text, stats["reported_expected_tokens"])
+    text = "Those of them that were."
+    yield Gauge("prefix_reported_confirmed_tokens", text, stats["reported_confirmed_tokens"])
+
+
+KNOWN = {Knowledge.NONE: 0.0, Knowledge.PARTIAL: 0.5, Knowledge.EXACT: 1.0}
+
+KV_EVENTS = {
+    "kv_events_messages": ("messages", "Messages with KV events taken in, replayed ones included."),
+    "kv_events_received": ("events", "KV events in them."),
+    "kv_events_ignored": ("ignored_events", "Those of them about other tiers than the GPU, or other kinds of caches."),
+    "kv_events_odd": ("odd_events", "Those of them that could not be understood."),
+    "kv_events_garbled": ("garbled_messages", "Messages that were none."),
+    "kv_events_gaps": ("gaps", "Times that messages were missing."),
+    "kv_events_replays": ("replays", "Times that a publisher was asked to send messages again."),
+    "kv_events_lost": ("lost", "Gaps that no replay could fill: what was known was forgotten."),
+    "kv_events_restarts": ("restarts", "Times that another publisher was heard where one had been."),
+    "kv_events_overflows": ("overflows", "Times that more blocks were stored than there are: all was forgotten."),
+    "kv_events_orphaned_blocks": ("orphaned_blocks", "Blocks stored behind blocks that are not known."),
+    "kv_known_blocks": ("blocks", "Different KV blocks known to be cached."),
+}
+
+
+def kv_event_gauges(records: Iterable[KvEventsRecord]) -> Iterator[Gauge]:
+    """What is heard of KV events, by ``backend`` and ``engine``."""
+    for record in records:
+        labels = (("backend", record.backend), ("engine", str(record.rank)))
+        text = "How much of the engine's prefix cache is known by its events: 0 nothing, 0.5 a part, 1 all."
+        yield Gauge("kv_events_known", text, KNOWN[record.knowledge], labels)
+        for name, (attribute, help_text) in KV_EVENTS.items():
+            yield Gauge(name, help_text, getattr(record, attribute), labels)
+        if record.lag_s is not None:
+            text = "Age of the newest message when it was heard, by both machines' clocks."
+            yield Gauge("kv_events_lag_seconds", text, record.lag_s, labels)
 
 
 def learned_gauges(output_tokens: Mapping[str, int]) -> Iterator[Gauge]:

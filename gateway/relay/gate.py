@@ -17,6 +17,7 @@ from gateway.relay.learning import Learner
 from gateway.relay.lease import Lease
 from gateway.relay.queue import DrainRate, Queue, Queued
 from gateway.relay.refusals import closing, queue_full, refusal
+from gateway.routing.blocks import BlockIndex
 from gateway.routing.need import budget_tokens, groups_of
 from gateway.routing.placer import Placer
 from gateway.types import BackendView, Decision, LoadView, Need, Offer, Placed, Waiter, Wish
@@ -164,10 +165,17 @@ class Gate:
             "placed_requests": self._placed,
             "queued_requests": self._queued,
             "refused_requests": self._refused,
-            "prefix_expected_tokens": self._placer.prefixes.matched_tokens,
-            "prefix_confirmed_tokens": self._placer.prefixes.confirmed_tokens,
+            "prefix_expected_tokens": self._placer.prefixes.matched_tokens + self.blocks.expected_tokens,
+            "prefix_confirmed_tokens": self._placer.prefixes.confirmed_tokens + self.blocks.confirmed_tokens,
+            "reported_expected_tokens": self.blocks.expected_tokens,
+            "reported_confirmed_tokens": self.blocks.confirmed_tokens,
             "drain_rate": self._rate.per_s,
         }
+
+    @property
+    def blocks(self) -> BlockIndex:
+        """The KV blocks that backends report, for who hears them."""
+        return self._placer.blocks
 
     def expected_output_tokens(self) -> dict[str, int]:
         """Output reserved for an answer without a budget, by model, where enough was learned."""

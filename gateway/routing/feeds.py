@@ -165,6 +165,12 @@ class Feed:
         self.knowledge = knowledge
         self._shelf.structured()
 
+    def know(self, knowledge: Knowledge) -> None:
+        """So much is known now."""
+        if knowledge is not self.knowledge:
+            self.knowledge = knowledge
+            self._shelf.structured()
+
     def apply(self, event: BlockEvent) -> None:
         """Take in what the engine tells."""
         self._shelf.sweep()
@@ -223,8 +229,7 @@ class Feed:
             self.overflows += 1
             self.restart(Knowledge.PARTIAL)
         elif self.knowledge is Knowledge.PARTIAL and self.capacity_blocks and held >= ALL_BUT * self.capacity_blocks:
-            self.knowledge = Knowledge.EXACT
-            self._shelf.structured()
+            self.know(Knowledge.EXACT)
 
     def _remove(self, hashes: Sequence[int]) -> None:
         holders, bit, keys, copies = self._shelf.holders, self.bit, self._keys, self._copies

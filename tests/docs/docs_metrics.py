@@ -3,10 +3,19 @@
 from __future__ import annotations
 
 from gateway.fleet.breaker import BreakerState
+from gateway.fleet.kvevents.listener import KvEventsRecord
 from gateway.fleet.records import BackendRecord, EngineRecord, KvRecord, ModelRecord
-from gateway.observe.gauges import counting_gauges, fleet_gauges, gpu_gauges, learned_gauges, queue_gauges
+from gateway.observe.gauges import (
+    counting_gauges,
+    fleet_gauges,
+    gpu_gauges,
+    kv_event_gauges,
+    learned_gauges,
+    queue_gauges,
+)
 from gateway.observe.metrics import Gauge, Metrics
 from gateway.planner.gpus import Gpu, GpuProcess, GpuReading
+from gateway.routing.feeds import Knowledge
 from gateway.types import Health
 
 KV = KvRecord(
@@ -50,15 +59,41 @@ RECORD = BackendRecord(
     engines=tuple(EngineRecord(rank, 1, 1, 0, KV) for rank in "01"),
 )
 
+EVENTS = KvEventsRecord(
+    backend="one",
+    rank=0,
+    endpoint="tcp://127.0.0.1:5557",
+    replay_endpoint=None,
+    connected=True,
+    knowledge=Knowledge.EXACT,
+    blocks=3,
+    block_size_tokens=16,
+    messages=2,
+    events=5,
+    ignored_events=0,
+    odd_events=0,
+    garbled_messages=0,
+    orphaned_blocks=0,
+    gaps=0,
+    replays=1,
+    lost=0,
+    restarts=0,
+    overflows=0,
+    lag_s=0.001,
+    age_s=1.0,
+)
+
 GPUS = GpuReading((Gpu(0, "GPU-1", "L4", 3, 1, 2, 0.5, 60.0, "8.9", (GpuProcess(1, 1, "vllm"),)),), "nvml")
 
 
 def every_gauge() -> list[Gauge]:
     """What a gateway exports that knows all there is to know."""
     waiting = {"waiting_requests": 0, "waiting_bytes": 0, "waiting_tokens": 0}
-    queue = queue_gauges(waiting | {"prefix_expected_tokens": 0, "prefix_confirmed_tokens": 0})
+    prefixes = {"prefix_expected_tokens": 0, "prefix_confirmed_tokens": 0}
+    prefixes |= {"reported_expected_tokens": 0, "reported_confirmed_tokens": 0}
+    queue = queue_gauges(waiting | prefixes)
     learned = [*learned_gauges({"m": 900}), *counting_gauges({"bodies": 1})]
-    return [*fleet_gauges([RECORD]), *queue, *learned, *gpu_gauges(GPUS)]
+    return [*fleet_gauges([RECORD]), *queue, *kv_event_gauges([EVENTS]), *learned, *gpu_gauges(GPUS)]
 
 
 def metrics_of_the_code() -> dict[str, tuple[str, tuple[str, ...]]]:
