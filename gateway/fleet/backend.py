@@ -23,8 +23,8 @@ from gateway.fleet.rates import Rates
 from gateway.fleet.records import BackendRecord, EngineRecord, ModelRecord, kv_record
 from gateway.fleet.standing import START_S, Signs, condition
 from gateway.fleet.targets import Target
-from gateway.fleet.testimony import Testimony
 from gateway.fleet.troubles import SAID, Turn
+from gateway.fleet.witness import Witness
 from gateway.types import Condition, Health, Need
 
 log = logging.getLogger("kvgate.fleet")
@@ -121,7 +121,7 @@ class Reservation:
         if not self._counted:
             self._counted = True
             need = self._need
-            self._backend.testimony.hits.answered(need.prompt_tokens, self.cached_tokens, clear=need.n == 1)
+            self._backend.witness.hits.answered(need.prompt_tokens, self.cached_tokens, clear=need.n == 1)
 
     def grow(self, tokens: int) -> None:
         """So many more tokens were generated."""
@@ -136,8 +136,9 @@ class Reservation:
             rates.prefilled(self._ahead_tokens + own_tokens, self._first_s - self._placed_s)
             rates.generated(self._grown_tokens // self._need.n - 1, self._backend.now_s() - self._first_s)
             self._backend.touched()
+        if self._placed_s is not None:
+            self._backend.recent.gone(self._key)
         self._placed_s = None
-        self._backend.recent.gone(self._key)
         self._backend.engines.release(self._key)
         self._backend.breaker.released(self._key)
 
@@ -173,7 +174,7 @@ class WatchedBackend:
         self.breaker = Breaker(fleet.failures_to_open, fleet.reopen_after_s)
         self.overload = Overload()
         self.recent = Recent()
-        self.testimony = Testimony()
+        self.witness = Witness()
         self.standby_for: str | None = None  # the backend that is the same server, and is up
         self.ejected_until_s: float | None = None
         self.tells_cached = False  # its answers tell the cached tokens of their prompts
@@ -270,7 +271,7 @@ class WatchedBackend:
         whether it fits was decided before."""
         key = next(_keys)
         self.breaker.placed(key, self._clock())
-        if self._pace.leisurely and not self.testimony.silent:
+        if self._pace.leisurely and not self.witness.silent:
             self._pace.hurry()
             self._wake.set()
         chain = () if self.reading.caches is False else chain
@@ -447,11 +448,11 @@ class WatchedBackend:
             pin_ranks=self.pinned,
             engines=tuple(self._engine_record(rank, stale, now_s) for rank in ranks),
             condition=self.condition(now_s),
-            troubles=self.testimony.troubles.records(now_s),
-            troubles_ever=tuple(sorted(self.testimony.troubles.ever)),
+            troubles=self.witness.troubles.records(now_s),
+            troubles_ever=tuple(sorted(self.witness.troubles.ever)),
             overloads=self._overloads,
             ejections=self._ejections,
-            prefix_hit_ratio=self.testimony.hits.ratio,
+            prefix_hit_ratio=self.witness.hits.ratio,
         )
 
     def _engine_record(self, rank: int, stale: bool, now_s: float) -> EngineRecord:
@@ -531,7 +532,7 @@ class WatchedBackend:
             reading = await self._probe.reading()
         except ProbeFailed as error:
             self._scrape_failures += 1
-            self.tell(self.testimony.failed(str(error), self._clock()))
+            self.tell(self.witness.failed(str(error), self._clock()))
             self._error = str(error)
             self._discover_at_s = 0.0
             if error.refused:
@@ -539,7 +540,7 @@ class WatchedBackend:
             return
         self._scrapes += 1
         self._error = None
-        heard = self.testimony.read(reading, self.engines.in_flight, started_s)
+        heard = self.witness.read(reading, self.engines.in_flight, started_s)
         self.tell(heard.turns)
         if heard.restarted:
             self._forget()
@@ -574,7 +575,7 @@ class WatchedBackend:
         """What the last look found, as far as it says when the next one is due."""
         if not self._reachable:
             return Sight(failed=True)
-        if self.testimony.silent:
+        if self.witness.silent:
             return Sight()
         capacity, in_flight = self.engines.capacity, self.engines.in_flight
         ratio = self.engines.reserved_blocks / capacity.blocks if capacity is not None else None

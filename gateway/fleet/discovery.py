@@ -27,12 +27,13 @@ ALL_METRICS = "/metrics"
 
 class ProbeFailed(Exception):
     """A backend did not say what was asked. ``refused``: nothing listens at its address. ``starting``: it says that it
-    is not ready yet."""
+    is not ready yet. ``dead``: it says that its engine is. ``final``: asking again at once is of no use."""
 
-    def __init__(self, message: str, refused: bool = False, starting: bool = False) -> None:
+    def __init__(self, message: str, refused: bool = False, starting: bool = False, dead: bool = False) -> None:
         super().__init__(message)
         self.refused = refused
         self.starting = starting
+        self.final = refused or starting or dead
 
 
 class _NoMetrics(Exception):

@@ -7,7 +7,8 @@ from dataclasses import dataclass
 
 from gateway.fleet.breaker import BreakerState
 from gateway.fleet.ledger import Ledger
-from gateway.types import Health
+from gateway.fleet.troubles import Trouble, TroubleRecord
+from gateway.types import Condition, Health
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,6 +80,12 @@ class BackendRecord:
     loras: tuple[str, ...]
     pin_ranks: bool = False
     engines: tuple[EngineRecord, ...] = ()
+    condition: Condition = Condition.UP
+    troubles: tuple[TroubleRecord, ...] = ()
+    troubles_ever: tuple[Trouble, ...] = ()
+    overloads: int = 0
+    ejections: int = 0
+    prefix_hit_ratio: float | None = None
 
 
 def kv_record(ledgers: Sequence[Ledger], stale: bool) -> KvRecord | None:

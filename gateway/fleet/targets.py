@@ -61,15 +61,15 @@ class Target:
             view = self._view = self._look(now_s)
             self._changes = self._seen_changes()
             self._until_s = now_s + VIEW_LIFE_S
-            half_open_at_s = self._backend.breaker.half_open_at_s
-            if half_open_at_s is not None and half_open_at_s > now_s:
-                self._until_s = min(self._until_s, half_open_at_s)
+            for end_s in (self._backend.breaker.half_open_at_s, self._backend.rests_until_s(now_s)):
+                if end_s is not None and end_s > now_s:
+                    self._until_s = min(self._until_s, end_s)
         return view
 
     def load(self, now_s: float) -> LoadView | BackendView:
         """What changes all the time, if nothing else can have changed."""
         view, engines = self._view, self._backend.engines
-        if view is None or view.kv is None or self._backend.breaker.half_open_at_s is not None:
+        if view is None or view.kv is None or not view.accepting or self._backend.breaker.half_open_at_s is not None:
             return self.view(now_s)
         if self.rank is None and len(engines) > 1:
             return self.view(now_s)  # another engine may be next
@@ -95,6 +95,7 @@ class Target:
         # One request tries a recovering backend, whatever it has engines: it goes to the first.
         closed = backend.breaker.half_open_at_s is None
         accepts = closed or (not self.rank and backend.breaker.accepts(now_s))
+        accepts = accepts and backend.rests_until_s(now_s) is None
         half_open = not closed and backend.breaker.state(now_s) is BreakerState.HALF_OPEN
         reading = backend.reading
         return BackendView(
@@ -107,15 +108,16 @@ class Target:
             running,
             waiting,
             accepts,
-            backend.draining,
+            backend.draining or backend.standby_for is not None,
             ledger.pending_prompt_tokens,
             half_open or (self.rank is None and len(engines) > 1),
             backend.rates.prefill_s,
             backend.rates.output_s,
             backend.share(now_s),
-            backend.restarts,
+            backend.epoch,
             reading.caches is not False,
             reading.loras,
             reading.lora_slots,
             engines=1 if self.rank is not None else len(engines),
+            condition=backend.condition(now_s),
         )

@@ -18,6 +18,8 @@ from gateway.fleet.breaker import Breaker
 from gateway.fleet.capacity import KvCapacity
 from gateway.fleet.fleet import Backend
 from gateway.fleet.ledger import Ledger
+from gateway.fleet.outliers import Recent
+from gateway.fleet.witness import Witness
 from gateway.relay.gate import Gate
 from gateway.relay.lease import Lease
 from gateway.routing.placer import Placer
@@ -36,6 +38,8 @@ class Place:
         self.ledger.begin_scrape()
         self.ledger.reconcile(0, 0.0)
         self.breaker = Breaker(3, 5.0)
+        self.recent = Recent()
+        self.witness = Witness()
         self.health = Health.UP
         self.draining = False
 
