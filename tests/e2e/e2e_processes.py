@@ -37,9 +37,11 @@ def free_port() -> int:
 class KvgateProcess:
     """``python -m gateway COMMAND … --port PORT``, started by ``start`` and ended by ``stop``."""
 
-    def __init__(self, name: str, arguments: Sequence[str], environment: dict[str, str] | None = None) -> None:
+    def __init__(
+        self, name: str, arguments: Sequence[str], environment: dict[str, str] | None = None, port: int | None = None
+    ) -> None:
         self.name = name
-        self.port = free_port()
+        self.port = port or free_port()
         self.url = f"http://127.0.0.1:{self.port}"
         self.log = LOGS / f"{name}-{self.port}.log"
         self._arguments = [*arguments, "--port", str(self.port)]
