@@ -11,9 +11,9 @@ from urllib.parse import quote
 
 from gateway.api.errors import StreamPlace, sse_error
 from gateway.api.rewrite import upstream_body
-from gateway.api.upstream_errors import client_error, error_event, event_error, read_error, read_overflow
+from gateway.api.upstream_errors import client_error, error_event, event_error, is_full, read_error, read_overflow
 from gateway.config import Settings
-from gateway.exceptions import BackendBusy, BackendFailed, ContextOverflow, EngineGone
+from gateway.exceptions import BackendBusy, BackendFailed, BackendTimeout, ContextOverflow, EngineGone
 from gateway.fitting import trim_headers
 from gateway.fleet.fleet import Fleet
 from gateway.observe.metrics import Metrics
@@ -147,7 +147,11 @@ class Answering:
             lease.failed = True
             if isinstance(error, EngineGone):
                 self._fleet.look_soon(name)
-            elif not isinstance(error, BackendBusy):
+            elif isinstance(error, BackendBusy):
+                self._fleet.note_busy(name, lease.placed_s, error.full)
+            else:
+                if isinstance(error, BackendTimeout):
+                    lease.timed_out()
                 self._fleet.note_failure(name, lease.placed_s)
             raise
         except ContextOverflow:  # an answer, too
@@ -270,10 +274,10 @@ class Answering:
         """Another backend may do better: raise what this one said."""
         said = read_error(
             response.status, await response.read(READ_WHOLE_BYTES, self._settings.relay.idle_timeout_s)
-        ).message
+        )
         response.release()
         if response.status == 503:
-            raise BackendBusy(said)
+            raise BackendBusy(said.message, is_full(said))
         raise BackendFailed(f"The backend answered {response.status}. Try again.")
 
     def _forwarded(self, scope: Scope, lease: Lease, trace: Trace) -> dict[str, str]:

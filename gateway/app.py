@@ -30,6 +30,7 @@ from gateway.counting import Counting
 from gateway.exceptions import GatewayError, NoRoute
 from gateway.fitting import Fitter
 from gateway.fleet.fleet import Fleet
+from gateway.fleet.hits import Verdict
 from gateway.fleet.kvevents.listener import KvEvents
 from gateway.observe.gauges import (
     counting_gauges,
@@ -69,7 +70,7 @@ class App:
     def __init__(self, settings: Settings) -> None:
         self.settings = settings
         self.metrics = Metrics()
-        self.fleet = Fleet(settings, lambda: self.gate.wake())
+        self.fleet = Fleet(settings, lambda: self.gate.wake(), self._counted)
         self.gate = Gate(self.fleet, settings.placing)
         self.kv_events = KvEvents(self.fleet.watched(), self.gate.blocks)
         self.counter = Counter(settings.counting, settings.models, self._post, self._note_trust, self.gate.blocks.sizes)
@@ -252,6 +253,9 @@ class App:
             ModelRecord(model.id, model.root or model.id, model.parent, model.window_tokens)
             for model in self.fleet.models()
         ]
+
+    def _counted(self, name: str, verdict: Verdict) -> None:
+        self.gate.cache_counted(name, verdict.expected_tokens, verdict.cached_tokens, verdict.answers)
 
     def _note_trust(self, model: str, source: str, change: str) -> None:
         self.metrics.count_trust_changes.labels(model, source, change).inc()

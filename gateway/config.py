@@ -17,7 +17,16 @@ from urllib.parse import urlsplit
 from zoneinfo import ZoneInfo
 
 import yaml
-from pydantic import BaseModel, ConfigDict, Field, SecretStr, ValidationError, field_validator, model_validator
+from pydantic import (
+    BaseModel,
+    ConfigDict,
+    Field,
+    PrivateAttr,
+    SecretStr,
+    ValidationError,
+    field_validator,
+    model_validator,
+)
 from pydantic_settings import (
     BaseSettings,
     EnvSettingsSource,
@@ -128,6 +137,14 @@ class KvEventSettings(Section):
         return self
 
 
+def place_of(url: str) -> str:
+    """A base URL in the one spelling that stands for all of its place: case, default port, localhost."""
+    parts = urlsplit(url)
+    host = (parts.hostname or "").removesuffix(".")
+    port = parts.port or (443 if parts.scheme == "https" else 80)
+    return f"{parts.scheme}://{'127.0.0.1' if host == 'localhost' else host}:{port}{parts.path}"
+
+
 class BackendSettings(Section):
     """One vLLM server."""
 
@@ -143,6 +160,9 @@ class BackendSettings(Section):
     )
     kv_events: KvEventSettings = Field(default_factory=KvEventSettings)
 
+    # The URLs it was listed under; more than one if the settings name the same place twice.
+    _spellings: tuple[str, ...] = PrivateAttr(default=())
+
     @model_validator(mode="before")
     @classmethod
     def _from_text(cls, value: Any) -> Any:
@@ -152,6 +172,17 @@ class BackendSettings(Section):
     @classmethod
     def _normalised(cls, value: str) -> str:
         return base_url(value)
+
+    @property
+    def spellings(self) -> tuple[str, ...]:
+        """The URLs it stands under in the settings: more than one if it was listed twice."""
+        return self._spellings or (self.url,)
+
+    def merged(self, other: BackendSettings) -> BackendSettings:
+        """The two as one, with the URLs of both."""
+        both = self.model_copy()
+        both._spellings = (*self.spellings, *other.spellings)
+        return both
 
     @property
     def label(self) -> str:
@@ -365,6 +396,19 @@ class FleetSettings(Section):
     stale_after_s: Seconds = Field(default=10.0, description="Age at which a KV observation counts as unknown.")
     failures_to_open: int = Field(default=3, ge=1, description="Failures in a row that open a backend's breaker.")
     reopen_after_s: Seconds = Field(default=5.0, description="Rest of an open breaker before one request may try.")
+    outlier_ejection: bool = Field(
+        default=True, description="Let a backend rest that is far slower to begin, or fails far more, than its peers."
+    )
+    outlier_latency_factor: float = Field(
+        default=5.0, gt=1, description="How many times its peers' median time to a first byte is too long."
+    )
+    outlier_failure_ratio: float = Field(
+        default=0.3, gt=0, le=1, description="Share of failed requests that is too large, if its peers fail far less."
+    )
+    outlier_rest_s: Seconds = Field(default=30.0, description="First rest of an outlier; each further one is longer.")
+    outlier_most_ratio: float = Field(
+        default=0.34, ge=0, lt=1, description="Most of the backends of a model that may rest as outliers at once."
+    )
     slow_start_s: float = Field(
         default=10.0, ge=0, description="Time in which a backend that came back gets its share of work by and by."
     )
@@ -466,8 +510,19 @@ class Settings(BaseSettings):
     @field_validator("backends")
     @classmethod
     def _distinct(cls, value: tuple[BackendSettings, ...]) -> tuple[BackendSettings, ...]:
-        """A URL listed twice is one backend; two backends of one name are a mistake."""
-        unique = {backend.url: backend for backend in value}
+        """A place listed twice is one backend, if both times with the same settings: two ledgers must not count one
+        KV cache. Two backends of one name are a mistake."""
+        unique: dict[str, BackendSettings] = {}
+        for backend in value:
+            place = place_of(backend.url)
+            known = unique.get(place)
+            if known is None:
+                unique[place] = backend
+            elif known.model_dump(exclude={"url"}) == backend.model_dump(exclude={"url"}):
+                unique[place] = known.merged(backend)
+            else:
+                both = " and ".join(dict.fromkeys((known.url, backend.url)))
+                raise ValueError(f"{both} is listed twice, with different settings; keep one of them")
         labels = [backend.label for backend in unique.values()]
         twice = sorted({label for label in labels if labels.count(label) > 1})
         if twice:

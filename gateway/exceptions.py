@@ -90,10 +90,14 @@ class Busy(GatewayError):
 
 
 class NoBackend(GatewayError):
-    """Every backend that serves the model is down or draining."""
+    """Every backend that serves the model is down, draining, asleep or still starting. ``retry_after_s`` is a hint."""
 
     status = 503
     code = "no_backend"
+
+    def __init__(self, message: str, retry_after_s: float = 5.0) -> None:
+        super().__init__(message)
+        self.retry_after_s = retry_after_s
 
 
 class ShuttingDown(GatewayError):
@@ -120,10 +124,15 @@ class BackendTimeout(BackendFailed):
 
 
 class BackendBusy(BackendFailed):
-    """Every backend asked answered 503: its own queue limit, or it is only just starting."""
+    """Every backend asked answered 503: its own queue limit (``full``), or it is only just starting."""
 
     status = 503
     code = "backend_busy"
+
+    def __init__(self, message: str, full: bool = False, retry_after_s: float = 5.0) -> None:
+        super().__init__(message)
+        self.full = full
+        self.retry_after_s = retry_after_s
 
 
 class EngineGone(BackendFailed):

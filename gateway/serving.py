@@ -19,6 +19,7 @@ from gateway.api.waiting import OPENED_EARLY, ending_events, idle_event
 from gateway.api.wish import wish_of
 from gateway.config import Settings, key_fingerprint
 from gateway.exceptions import (
+    BackendBusy,
     BackendFailed,
     ClientGone,
     ContextOverflow,
@@ -143,7 +144,8 @@ class Serving:
             self._hedger.policy.budget.earn()
         names, tried = {offer.backend for offer in offers}, set[str]()
         async with self._waiting_room(ask, fitted.count, client, trace) as waiting:
-            for attempt in range(self._settings.relay.retries + 1):
+            retries = self._settings.relay.retries
+            while True:
                 waiting.queued = True
                 lease = await self._gate.enter(
                     offers, prompt_tokens, sequences, body_bytes, frozenset(tried), fitted.model.id, wish, lease
@@ -168,14 +170,20 @@ class Serving:
                     return
                 except BackendFailed as error:
                     backend = lease.backend.name
+                    full = isinstance(error, BackendBusy) and error.full
                     for failed in leases:
-                        if failed.failed:
+                        if failed.failed and not full:
                             # Where the process failed, none of its engines is tried again.
                             gone = isinstance(error, EngineGone)
                             name = failed.offer.backend
                             tried |= {name} if gone else self._fleet.siblings(name)
-                    if client.started or attempt == self._settings.relay.retries or tried.issuperset(names):
+                    if full and not client.started:
+                        # The backend is well and rests a moment: back into the queue, where it or another may be next.
+                        self._metrics.retries.labels(backend).inc()
+                        continue
+                    if client.started or not retries or tried.issuperset(names):
                         raise
+                    retries -= 1
                     if not self._retries.spend():
                         self._metrics.retries_denied.inc()
                         raise

@@ -146,9 +146,34 @@ def test_a_bad_url_is_refused_with_its_place(url: str) -> None:
 
 
 def test_a_url_listed_twice_is_one_backend_and_a_name_used_twice_a_mistake() -> None:
-    assert len(load(None, {"backends": ["http://a:1", "http://a:1/v1"]}).backends) == 1
+    (backend,) = load(None, {"backends": ["http://a:1", "http://a:1/v1"]}).backends
+    assert backend.spellings == ("http://a:1", "http://a:1")
     message = refused(backends=[{"url": "http://a:1", "name": "x"}, {"url": "http://a:2", "name": "x"}])
     assert message == "backends: two backends are named x; give each its own name"
+
+
+@pytest.mark.parametrize(
+    ("one", "other"),
+    [
+        ("http://gpu:8000", "http://gpu:8000/"),
+        ("http://gpu:8000", "gpu:8000/v1/"),
+        ("http://gpu:8000", "http://GPU:8000"),
+        ("http://gpu", "http://gpu:80"),
+        ("https://gpu", "https://gpu:443/v1"),
+        ("http://localhost:8000", "http://127.0.0.1:8000"),
+        ("http://gpu.example.", "http://gpu.example"),
+    ],
+)
+def test_one_place_in_two_spellings_is_one_backend_and_with_other_settings_a_mistake(one: str, other: str) -> None:
+    (backend,) = load(None, {"backends": [one, other, one]}).backends
+    assert len(backend.spellings) == 3
+    message = refused(backends=[one, {"url": other, "weight": 2.0}])
+    assert "is listed twice, with different settings; keep one of them" in message
+
+
+@pytest.mark.parametrize("other", ["https://gpu:8000", "http://gpu:8001", "http://gpu:8000/two", "http://gpu2:8000"])
+def test_places_that_differ_are_two(other: str) -> None:
+    assert len(load(None, {"backends": ["http://gpu:8000", {"url": other, "name": "b"}]}).backends) == 2
 
 
 @pytest.mark.parametrize(

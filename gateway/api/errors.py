@@ -15,6 +15,7 @@ from gateway.exceptions import (
     Busy,
     ContextOverflow,
     GatewayError,
+    NoBackend,
     ShuttingDown,
     Unauthorized,
     UnknownModel,
@@ -22,6 +23,9 @@ from gateway.exceptions import (
 from gateway.types import Dialect, Overflow
 
 Headers = list[tuple[str, str]]
+
+# Errors that pass, and say when.
+Later = Busy | ShuttingDown | NoBackend | BackendBusy
 
 JSON = ("content-type", "application/json")
 
@@ -78,7 +82,7 @@ def error_response(
         headers.append(NO_RETRY)
     elif isinstance(error, Unauthorized):
         headers.append(("www-authenticate", "Bearer"))
-    elif isinstance(error, Busy | ShuttingDown):
+    elif isinstance(error, Later):
         headers += [("retry-after", str(_seconds(error))), ("retry-after-ms", str(_seconds(error) * 1000))]
     codex = caller.codex and dialect is Dialect.RESPONSES
     if codex and caller.stream and isinstance(error, ContextOverflow):
@@ -226,5 +230,5 @@ _ANTHROPIC_TYPES = {
 }
 
 
-def _seconds(error: Busy | ShuttingDown) -> int:
+def _seconds(error: Later) -> int:
     return max(1, min(LONGEST_RETRY_AFTER_S, math.ceil(error.retry_after_s)))

@@ -83,6 +83,18 @@ def event_error(data: bytes, dialect: Dialect, window_tokens: int | None = None)
     return BackendFailed("The backend failed. Try again.") if failed else None
 
 
+def is_full(error: UpstreamError) -> bool:
+    """Whether a 503 is vLLM's limit of its own queue (0.29+): nothing is wrong with it, and in a moment it takes more.
+
+    The types of 0.32 are told apart by a blank: ``ServiceUnavailableError`` is a failure that may pass.
+    """
+    return error.type == "Service Unavailable" or any(words in error.message for words in _FULL)
+
+
+# --max-num-queued-reqs and --max-num-queued-tokens
+_FULL = ("currently busy and cannot accept new requests", "prefill token backlog limit")
+
+
 def error_event(error: GatewayError, dialect: Dialect, place: StreamPlace | None = None) -> bytes:
     """The event that takes the place of a backend's in a stream that goes on to its own ``[DONE]``."""
     return sse_error(error, dialect, place).removesuffix(b"data: [DONE]\n\n")

@@ -299,9 +299,12 @@ class WatchedBackend:
             self._changed()
         self.look_soon()
 
-    def note_busy(self, placed_s: float) -> None:
-        """A request, placed at ``placed_s``, was answered 503: the backend has as much as it takes, for now."""
+    def note_busy(self, placed_s: float, full: bool) -> None:
+        """A request, placed at ``placed_s``, was answered 503: the backend has as much as it takes for now (``full``),
+        or is not what it was."""
         now_s = self._clock()
+        if not full:
+            self.look_soon()
         rest_s = self.overload.refused(placed_s, now_s)
         self._overloads += 1
         if rest_s is None:
@@ -312,6 +315,8 @@ class WatchedBackend:
                 "backend %s takes no more for now (503): it rests, and requests go elsewhere or wait", self.name
             )
         self._changed()
+        # Nobody else would notice the end of so short a time.
+        asyncio.get_running_loop().call_later(rest_s, self._changed)
 
     def eject(self, until_s: float, reason: str) -> None:
         """Let it rest until then: it is far worse than its peers."""

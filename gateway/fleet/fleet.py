@@ -13,8 +13,11 @@ from pydantic import SecretStr
 from gateway.config import Settings
 from gateway.exceptions import NoBackend, UnknownModel
 from gateway.fleet.backend import Reservation, WatchedBackend
+from gateway.fleet.hits import Verdict
+from gateway.fleet.peers import Peers
 from gateway.fleet.records import BackendRecord
 from gateway.fleet.targets import Target
+from gateway.fleet.troubles import Trouble
 from gateway.types import BackendView, Health, LoadView, Need
 
 
@@ -73,13 +76,20 @@ class Fleet:
     Placing knows them by the names of their targets: a backend's own, or ``name#rank`` for each of its engines where
     their ranks are pinned. People and metrics know the backends.
 
-    ``on_change`` is called whenever something was learned that may let a waiting request go. Times are seconds of the
-    event loop's clock.
+    ``on_change`` is called whenever something was learned that may let a waiting request go, ``on_verdict`` when a
+    backend's counters tell what was cached of prompts sent to a target. Times are seconds of the event loop's clock.
     """
 
-    def __init__(self, settings: Settings, on_change: Callable[[], None]) -> None:
+    def __init__(
+        self,
+        settings: Settings,
+        on_change: Callable[[], None],
+        on_verdict: Callable[[str, Verdict], None] = lambda name, verdict: None,
+    ) -> None:
         self._settings = settings
         self._on_change = on_change
+        self._on_verdict = on_verdict
+        self._peers = Peers(settings.fleet)
         self._tasks: list[asyncio.Task[None]] = []
         self._models: dict[str, Model] = {}
         self._models_of: tuple[Mapping[str, int], ...] | None = None
@@ -88,12 +98,15 @@ class Fleet:
         self._resting: set[Target] = set()  # those whose breaker is open: time alone changes them
         self._targets: dict[str, Target] = {}
         self._backends = {
-            item.label: WatchedBackend(item, settings.fleet, _now, self._changed, self._touch, self._load)
+            item.label: WatchedBackend(item, settings.fleet, _now, self._changed, self._touch, self._load, self._judged)
             for item in settings.backends
         }
         for backend in self._backends.values():
             for target in backend.targets:
                 self._touch(target, False)
+            if len(backend.settings.spellings) > 1:
+                turn = backend.witness.troubles.begin(Trouble.LISTED_TWICE, ", ".join(backend.settings.spellings), 0.0)
+                backend.tell([turn] if turn is not None else [])
 
     async def start(self) -> None:
         """Begin to watch every backend. Returns at once; see ``wait_until_known``."""
@@ -101,6 +114,7 @@ class Fleet:
             self._tasks = [
                 asyncio.create_task(backend.watch(), name=f"watch {name}") for name, backend in self._backends.items()
             ]
+            self._tasks.append(asyncio.create_task(self._peers.watch(self._backends, _now), name="watch peers"))
 
     async def stop(self) -> None:
         """Stop watching and close the connections."""
@@ -213,6 +227,10 @@ class Fleet:
         """A request, placed at ``placed_s``, failed for the backend's sake: no connection, hung up, or a 5xx."""
         self._backends[name].note_failure(placed_s)
 
+    def note_busy(self, name: str, placed_s: float, full: bool) -> None:
+        """A request, placed at ``placed_s``, was answered 503. ``full``: since the backend takes no more for now."""
+        self._backends[name].note_busy(placed_s, full)
+
     def look_soon(self, name: str) -> None:
         """Something about a backend cannot be as it was read last."""
         self._backends[name].look_soon()
@@ -247,6 +265,11 @@ class Fleet:
 
     def _changed(self) -> None:
         self._on_change()
+
+    def _judged(self, backend: WatchedBackend, verdict: Verdict) -> None:
+        """A backend's prefix-cache counters tell of guesses made of it."""
+        for target in backend.targets:
+            self._on_verdict(target.name, verdict)
 
     def _load(self, target: Target) -> None:
         """Placing would see another load there now."""

@@ -53,6 +53,8 @@ SAID = {
     Trouble.STALLED: "requests wait there and none makes progress",
 }
 
+# These are not seen on a page, but beside it.
+UNSEEN = frozenset({Trouble.SAME_SERVER, Trouble.LISTED_TWICE})
 # For these the numbers on the page are not those of one server's cache, however sane each looks.
 BLINDING = frozenset({Trouble.SEVERAL_SERVERS, Trouble.DUPLICATE_ENGINE, Trouble.NOT_METRICS, Trouble.NO_METRICS})
 
@@ -107,7 +109,7 @@ class Troubles:
         """A look found these, with a detail each, and none but these. What is to be told of it."""
         turns = [turn for kind, detail in found.items() if (turn := self.begin(kind, detail, now_s)) is not None]
         for kind, state in list(self._now.items()):
-            if kind in found:
+            if kind in found or kind in UNSEEN:
                 continue
             state.without += 1
             if state.without >= FORGIVEN_AFTER:

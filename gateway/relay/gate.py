@@ -127,6 +127,10 @@ class Gate:
             self.wake()  # its claim is gone; others may pass
         return entry.lease
 
+    def cache_counted(self, name: str, expected_tokens: int, cached_tokens: int, answers: int) -> None:
+        """A backend's counters tell what was cached of the prompts of ``answers`` that were placed there."""
+        self._placer.counted(name, expected_tokens, cached_tokens, answers)
+
     def close(self) -> None:
         """Let nobody wait any more: who does is refused now. Who finds room at once still goes through."""
         self._closed = True

@@ -83,6 +83,10 @@ class Lease:
         self._begun = True
         self._reservation.first_byte()
 
+    def timed_out(self) -> None:
+        """The backend sent nothing in all the time it had."""
+        self._reservation.timed_out()
+
     def grow(self, tokens: int) -> None:
         """So many more tokens were generated, over all sequences."""
         self._reservation.grow(tokens)
@@ -92,6 +96,7 @@ class Lease:
         self._finished = True
         if cached_tokens is not None:
             self._reservation.cached_tokens = cached_tokens
+        self._reservation.finished(cached_tokens is not None)
         self._learner.answered(self._waiter, self.offer, self._need, self._matched_tokens, output_tokens, cached_tokens)
 
     def release(self) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from gateway.exceptions import Busy, ContextOverflow, GatewayError, NoBackend, ShuttingDown
-from gateway.types import BackendView, Overflow, Refused, Waiter
+from gateway.types import BackendView, Condition, Overflow, Refused, Waiter
 
 
 def queue_full(retry_after_s: float) -> Busy:
@@ -25,11 +25,31 @@ def refusal(
     if decision.reason == "no_backend":
         if waiter.excluded and all(offer.backend in waiter.excluded for offer in waiter.offers):
             return NoBackend("Every backend that serves the model has failed this request. Try again later.")
-        return NoBackend("Every backend that could take the request is down or draining. Try again later.")
+        return _no_backend(waiter, views)
     if decision.reason == "too_large":
         return ContextOverflow(_overflow(waiter, views))
     waited_s = now_s - waiter.arrived_s
     return Busy(f"No KV cache had room for the request within {waited_s:.0f} s. Try again later.", retry_after_s)
+
+
+# What is to be said of backends that all stand so, and when to try again.
+_WORDS = {
+    Condition.ASLEEP: ("asleep", 15.0),
+    Condition.STARTING: ("still starting", 10.0),
+}
+
+
+def _no_backend(waiter: Waiter, views: Mapping[str, BackendView]) -> NoBackend:
+    """Why there is none, as far as it is the same for all."""
+    names = {offer.backend for offer in waiter.offers} - waiter.excluded
+    conditions = {views[name].condition for name in names if name in views}
+    words, retry_after_s = "down or draining", 5.0
+    if conditions and conditions <= _WORDS.keys():
+        words = " or ".join(_WORDS[condition][0] for condition in sorted(conditions))
+        retry_after_s = min(_WORDS[condition][1] for condition in conditions)
+    elif Condition.ASLEEP in conditions or Condition.STARTING in conditions:
+        words, retry_after_s = "down, draining, asleep or still starting", 10.0
+    return NoBackend(f"Every backend that could take the request is {words}. Try again later.", retry_after_s)
 
 
 def _overflow(waiter: Waiter, views: Mapping[str, BackendView]) -> Overflow:

@@ -177,6 +177,12 @@ class Placer:
             index = self.blocks if self.blocks.knows(bit) else self.prefixes
             index.check(bit, matched_tokens, cached_tokens)
 
+    def counted(self, name: str, guessed_tokens: int, cached_tokens: int, answers: int) -> None:
+        """What a backend's prefix-cache counters say of the prompts of ``answers``, where those do not tell it."""
+        room = self._rooms.get(name)
+        if room is not None and not self.blocks.knows(room.bit):
+            self.prefixes.check_counters(room.bit, guessed_tokens, cached_tokens, answers)
+
     def unanswered(self, name: str, chain: Chain, model: str, matched_tokens: int) -> None:
         """It was never answered: its prompt is not in the cache there."""
         if chain:

@@ -140,6 +140,17 @@ class PrefixIndex:
         shelf.trust += TRUST_WEIGHT * (min(1.0, cached_tokens / guessed_tokens) - shelf.trust)
         shelf.trust = max(0.01, shelf.trust)  # never so low that nothing more is sent to find out
 
+    def check_counters(self, bit: int, guessed_tokens: int, cached_tokens: int, answers: int) -> None:
+        """The backend's counters tell how much of the prompts of several answers was cached, where ``guessed_tokens``
+        were expected: as if each answer had told its part."""
+        if guessed_tokens < LEAST_CHECKED_TOKENS:
+            return
+        shelf = self._shelf(bit)
+        self.matched_tokens += guessed_tokens
+        self.confirmed_tokens += min(guessed_tokens, cached_tokens)
+        weight = 1.0 - (1.0 - TRUST_WEIGHT) ** answers
+        shelf.trust = max(0.01, shelf.trust + weight * (min(1.0, cached_tokens / guessed_tokens) - shelf.trust))
+
     def trust(self, bit: int) -> float:
         """How far guesses for that backend came true, 0 to 1."""
         return self._shelf(bit).trust
