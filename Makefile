@@ -9,7 +9,7 @@ PORT   ?= 8080
 ARGS   ?=
 
 .DEFAULT_GOAL := help
-.PHONY: bench bench-counting conformance help setup run run-vllm test test-vllm test-deploy test-clients lint format lock clean
+.PHONY: bench bench-counting bench-placing-real conformance help setup run run-vllm test test-vllm test-deploy test-clients lint format lock clean
 
 help: ## list the targets
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## /  \1|/' | column -t -s '|'
@@ -83,6 +83,9 @@ bench: setup .venv-bench/.ready ## what relaying costs: nginx, the gateway and v
 bench-counting: setup ## what counting costs: an agent conversation of 2k to 60k tokens, beside transformers (ARGS="--backend URL")
 	@$(BIN)/python -m bench.counting $(ARGS)
 
+bench-placing-real: setup .venv-vllm/.ready .venv-bench/.ready ## agents on two real vLLM servers (CPU): no gateway, vLLM's router, kvgate (20 minutes)
+	@$(BIN)/python -m bench.placing_real $(ARGS)
+
 lint: setup ## ruff and mypy --strict
 	@$(BIN)/ruff check .
 	@$(BIN)/ruff format --check .
@@ -94,7 +97,7 @@ format: setup ## let ruff rewrite what it can
 
 lock: setup ## resolve requirements/*.txt anew from pyproject.toml
 	@$(BIN)/python -m pip install --quiet uv
-	@$(BIN)/uv pip compile --quiet --universal --no-header --python-version 3.11 --upgrade pyproject.toml -o requirements/serve.txt
+	@$(BIN)/uv pip compile --quiet --universal --no-header --python-version 3.11 --upgrade --extra kv-events pyproject.toml -o requirements/serve.txt
 	@$(BIN)/uv pip compile --quiet --universal --no-header --python-version 3.11 --extra dev pyproject.toml -c requirements/serve.txt -o requirements/dev.txt
 
 clean: ## remove the environment and everything made
