@@ -66,6 +66,9 @@ def table(document: Mapping[str, Any]) -> str:
 def _backend(backend: Mapping[str, Any]) -> list[str]:
     """The lines of one backend: who and how it is, its models, its KV cache, its requests."""
     health = str(backend.get("health", UNKNOWN))
+    condition = str(backend.get("condition", health))
+    if condition not in (health, "draining", "failing", "warming"):  # said by what follows, or by nothing
+        health = condition
     if backend.get("draining"):
         health += ", draining"
     if backend.get("breaker", "closed") != "closed":
@@ -74,6 +77,9 @@ def _backend(backend: Mapping[str, Any]) -> list[str]:
     lines = [_both(str(backend.get("name", UNKNOWN)), health + (f"  vLLM {version}" if version else ""))]
     if backend.get("error"):
         lines.append(_cut(f"  {backend['error']}"))
+    for trouble in backend.get("troubles", ()):
+        detail = f": {trouble['detail']}" if trouble.get("detail") else ""
+        lines.append(_both(_cut(f"  ! {trouble.get('kind', UNKNOWN)}{detail}"), f"since {_age(trouble.get('age_s'))}"))
     lines += [
         _both(f"  {model.get('id', UNKNOWN)}", f"window {_number(model.get('window_tokens'))}")
         for model in backend.get("models", ())

@@ -8,9 +8,10 @@ from typing import TYPE_CHECKING
 from gateway.fleet.breaker import BreakerState
 from gateway.fleet.kvevents.listener import KvEventsRecord
 from gateway.fleet.records import BackendRecord
+from gateway.fleet.troubles import Trouble
 from gateway.observe.metrics import Gauge
 from gateway.routing.feeds import Knowledge
-from gateway.types import Health
+from gateway.types import Condition, Health
 
 if TYPE_CHECKING:
     from gateway.planner.gpus import GpuReading
@@ -51,6 +52,21 @@ def fleet_gauges(records: Iterable[BackendRecord]) -> Iterator[Gauge]:
             label,
         )
         yield Gauge("backend_draining", "Whether no more is placed there.", record.draining, label)
+        for condition in Condition:
+            text = "How the backend stands: 1 for the one condition that is true."
+            yield Gauge(
+                "backend_condition", text, record.condition is condition, (*label, ("condition", condition.value))
+            )
+        troubles = {trouble.kind for trouble in record.troubles}
+        for kind in Trouble:
+            text = "Whether something is wrong with what the backend says of itself, by kind."
+            yield Gauge("backend_trouble", text, kind in troubles, (*label, ("kind", kind.value)))
+        text = "Answers of 503 by which the backend said that it takes no more for now."
+        yield Gauge("backend_overloads", text, record.overloads, label)
+        yield Gauge("backend_ejections", "Rests as an outlier among its peers.", record.ejections, label)
+        if record.prefix_hit_ratio is not None:
+            text = "Share of all prompt tokens that the prefix cache had lately, by the backend's own counters."
+            yield Gauge("backend_prefix_cache_hit_ratio", text, record.prefix_hit_ratio, label)
         yield Gauge("requests_in_flight", "Our requests at the backend.", record.in_flight, label)
         yield Gauge("backend_restarts", "Restarts of the backend seen.", record.restarts, label)
         for model in record.models:

@@ -56,6 +56,7 @@ RECORD = BackendRecord(
     prefill_tokens_per_s=8000.0,
     output_tokens_per_s=40.0,
     loras=(),
+    prefix_hit_ratio=0.5,
     engines=tuple(EngineRecord(rank, 1, 1, 0, KV) for rank in "01"),
 )
 
