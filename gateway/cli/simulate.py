@@ -63,6 +63,7 @@ def configure(parser: argparse.ArgumentParser) -> None:
         help="misbehave: die-before-headers, die-after-chunks=N, stall-after-chunks=N, garbage, status=CODE, "
         "slow-headers=S, no-metrics, garbage-metrics, unhealthy; also set by POST /simulator/fault",
     )
+    add("--kv-events-config", metavar="JSON", help="publish KV events, as vllm serve does (needs kvgate[kv-events])")
     add("--seed", type=int, default=0, help="changes what the model says (default %(default)s)")
     parser.set_defaults(run=run)
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections import OrderedDict
 from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
 
 NULL_BLOCK = 0
 ROOT_HASH = 0x5EED
@@ -26,10 +27,33 @@ def block_hashes(tokens: Sequence[int], block_size_tokens: int, known: list[int]
     return known
 
 
+@dataclass(frozen=True, slots=True)
+class BlockStored:
+    """Blocks that became findable, by their hashes: ``tokens`` are theirs, ``parent`` the hash of the block before."""
+
+    values: Sequence[int]
+    parent: int | None
+    tokens: Sequence[int]
+    cache_key: object = None
+
+
+@dataclass(frozen=True, slots=True)
+class BlockRemoved:
+    """A block that is no longer findable by its hash."""
+
+    value: int
+
+
+@dataclass(frozen=True, slots=True)
+class BlockCleared:
+    """No block is findable."""
+
+
 class BlockPool:
     """``num_blocks`` blocks, the null block included, so ``num_blocks - 1`` can hold anything.
 
     ``unfindable_first``: freed blocks that no hash leads to are handed out before all others (vLLM 0.28 on).
+    ``journal``: what became findable and what no longer is, where it is a list; whoever reads it empties it.
     """
 
     def __init__(self, num_blocks: int, *, caching: bool = True, unfindable_first: bool = True) -> None:
@@ -38,6 +62,7 @@ class BlockPool:
         self.num_blocks = num_blocks
         self.caching = caching
         self._unfindable_first = unfindable_first
+        self.journal: list[BlockStored | BlockRemoved | BlockCleared] | None = None
         self._references = [0] * num_blocks
         self._hash_of: dict[int, int] = {}
         self._first_of: dict[int, int] = {}  # the block that is found by a hash ...
@@ -93,7 +118,10 @@ class BlockPool:
         for block in taken:
             references[block] = 1
             if block in hash_of:
-                self._forget(block, hash_of.pop(block))
+                value = hash_of.pop(block)
+                self._forget(block, value)
+                if self.journal is not None:
+                    self.journal.append(BlockRemoved(value))
         return taken
 
     def release(self, blocks: Sequence[int]) -> None:
@@ -132,6 +160,8 @@ class BlockPool:
         self._hash_of.clear()
         self._first_of.clear()
         self._more_of.clear()
+        if self.journal is not None:
+            self.journal.append(BlockCleared())
         return True
 
     def _forget(self, block: int, value: int) -> None:

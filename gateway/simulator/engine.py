@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Literal
 
-from gateway.simulator.blocks import BlockPool, block_hashes
+from gateway.simulator.blocks import BlockPool, BlockStored, block_hashes
 
 FinishReason = Literal["stop", "length", "abort", "error"]
 
@@ -328,6 +328,10 @@ class Engine:
             if full > sequence.remembered:
                 fresh = slice(sequence.remembered, full)
                 self.pool.remember_all(sequence.blocks[fresh], hashes[fresh])
+                if self.pool.journal is not None:
+                    parent = hashes[sequence.remembered - 1] if sequence.remembered else None
+                    ids = sequence.tokens[sequence.remembered * size : full * size]
+                    self.pool.journal.append(BlockStored(hashes[fresh], parent, ids, sequence.request.cache_key))
                 sequence.remembered = full
         return True
 

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Literal
 
 from gateway.simulator.engine import EngineConfig
+from gateway.simulator.kv_events import KvEventsConfig
 
 Eos = Literal["unbounded", "always", "never"]
 
@@ -41,6 +42,7 @@ class SimulatorOptions:
     chat template; ``None`` makes the Qwen3 one. ``lora_modules``: adapter name to path. ``time_scale`` above 1 makes
     the engine that much faster than its rates say. ``mean_output_tokens``: mean length of an answer that ends by
     itself; ``eos`` says when one may. ``fault``: see ``gateway.simulator.faults``.
+    ``kv_events_config``: JSON, as vLLM takes it.
     """
 
     models: tuple[str, ...] = ("simulated",)
@@ -63,6 +65,7 @@ class SimulatorOptions:
     mean_output_tokens: int = 128
     eos: Eos = "unbounded"
     fault: str | None = None
+    kv_events_config: str | None = None
     seed: int = 0
 
     def __post_init__(self) -> None:
@@ -75,6 +78,7 @@ class SimulatorOptions:
             raise ValueError("time_scale must be above zero")
         self.version()
         self.engine_config()
+        self.kv_events()
 
     def version(self) -> Version:
         """The release this server imitates. Raises ``ValueError``."""
@@ -82,6 +86,10 @@ class SimulatorOptions:
         if not version.since(0, 8, 5):
             raise ValueError(f"vLLM {version.text} is too old to imitate: the V1 engine starts with 0.8.5 here")
         return version
+
+    def kv_events(self) -> KvEventsConfig:
+        """What is published of the KV cache. Raises ``ValueError``."""
+        return KvEventsConfig.parse(self.kv_events_config or "{}")
 
     def engine_config(self) -> EngineConfig:
         """What each engine gets; the release decides the admission rule and the usage formula."""

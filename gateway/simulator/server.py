@@ -20,6 +20,7 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 from gateway.simulator import more_routes, openai_routes
 from gateway.simulator.errors import ApiError, anthropic_envelope, envelope
 from gateway.simulator.faults import GENERATION, WATCHING, Fault
+from gateway.simulator.kv_events import sources
 from gateway.simulator.model import default_folder, ensure_model
 from gateway.simulator.options import SimulatorOptions
 from gateway.simulator.rendering import open_renderer
@@ -71,6 +72,8 @@ class Simulator:
             Route("/reset_prefix_cache", self._reset_prefix_cache, methods=["POST"]),
             Route("/simulator/fault", self._fault, methods=["GET", "POST"]),
         ]
+        if version.since(0, 31):
+            routes.append(Route("/kv_event_sources", self._kv_event_sources))
         if version.since(0, 30):
             for name in ("chat/completions", "completions", "responses", "messages"):
                 routes.append(Route(f"/v1/{name}/render", self._scale_out_disabled, methods=["POST"]))
@@ -100,11 +103,11 @@ class Simulator:
 
     @contextlib.asynccontextmanager
     async def _lifespan(self, _app: Starlette) -> AsyncIterator[None]:
-        self.service.frontend.start()
+        self.service.start()
         try:
             yield
         finally:
-            await self.service.frontend.stop()
+            await self.service.stop()
 
     def _answering(self, handler: Handler) -> Callable[[Request], Awaitable[Response]]:
         async def endpoint(request: Request) -> Response:
@@ -174,6 +177,9 @@ class Simulator:
         """Dev mode's route; here always open. Refused with 400 while blocks are in use."""
         done = [engine.pool.forget_all() for engine in self.service.frontend.engines]
         return Response(status_code=200 if all(done) else 400)
+
+    async def _kv_event_sources(self, request: Request) -> Response:
+        return json_response(dict(sources(self.service.publishers)))
 
     async def _scale_out_disabled(self, request: Request) -> Response:
         text = "Scale-out endpoints are disabled. Restart vllm serve with --enable-scale-out to enable them."

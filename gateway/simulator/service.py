@@ -11,7 +11,7 @@ from typing import Any
 from starlette.requests import Request
 
 from gateway.simulator.answers import Answer, Wishes, Writer
-from gateway.simulator.engine import EngineRequest, FinishReason
+from gateway.simulator.engine import Engine, EngineRequest, FinishReason, StepResult
 from gateway.simulator.errors import (
     Api,
     ApiError,
@@ -23,6 +23,7 @@ from gateway.simulator.errors import (
 )
 from gateway.simulator.faults import Faults
 from gateway.simulator.frontend import Frontend
+from gateway.simulator.kv_events import Publisher
 from gateway.simulator.metrics import EngineMetrics
 from gateway.simulator.options import SimulatorOptions
 from gateway.simulator.rendering import Renderer
@@ -73,13 +74,38 @@ class Service:
         )
         self.metrics = EngineMetrics(options)
         self.faults = Faults(options.fault)
+        self.publishers: list[Publisher] = []
         self.frontend = Frontend(
             options.engine_config(),
             data_parallel_size=options.data_parallel_size,
-            publish=self.metrics.publish,
+            publish=self._publish,
             api_servers=options.api_server_count,
             counts_own=self.version.since(0, 32),
         )
+
+    def start(self) -> None:
+        """Begin to publish and to work. Needs a running loop."""
+        config = self.options.kv_events()
+        if config.publishes:
+            adapters = [name for name, _ in self.options.lora_modules]
+            for rank, engine in enumerate(self.frontend.engines):
+                engine.pool.journal = []
+                self.publishers.append(Publisher(config, rank, self.version.since, adapters))
+                self.publishers[-1].start()
+        self.frontend.start()
+
+    async def stop(self) -> None:
+        """Stop both."""
+        await self.frontend.stop()
+        for publisher in self.publishers:
+            publisher.stop()
+        self.publishers.clear()
+
+    def _publish(self, rank: int, engine: Engine, result: StepResult) -> None:
+        """A step is over."""
+        self.metrics.publish(rank, engine, result)
+        if self.publishers:
+            self.publishers[rank].publish(engine.pool, engine.config.block_size_tokens)
 
     def model_of(self, document: Mapping[str, Any]) -> str:
         """The served name the request is for; the first one if it names none. Raises ``ApiError`` (404)."""
