@@ -61,7 +61,8 @@ def configure(parser: argparse.ArgumentParser) -> None:
         "--fault",
         metavar="KIND[=VALUE][:TIMES]",
         help="misbehave: die-before-headers, die-after-chunks=N, stall-after-chunks=N, garbage, status=CODE, "
-        "slow-headers=S, no-metrics, garbage-metrics, unhealthy; also set by POST /simulator/fault",
+        "slow-headers=S, overloaded=N, asleep, scaling, unhealthy, odd metrics of many kinds (docs/cli.md); also by "
+        "POST /simulator/fault",
     )
     add("--kv-events-config", metavar="JSON", help="publish KV events, as vllm serve does (needs kvgate[kv-events])")
     add("--seed", type=int, default=0, help="changes what the model says (default %(default)s)")

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Container
 from dataclasses import dataclass
+
+from gateway.simulator.odd_metrics import ODD
 
 GENERATION = {
     "die-before-headers": "close the connection without a byte of answer",
@@ -11,14 +14,22 @@ GENERATION = {
     "garbage": "answer 200 with bytes that are neither JSON nor events",
     "status": "answer with this HTTP status",
     "slow-headers": "wait S seconds before answering",
+    "overloaded": "answer 503 while N requests are worked on, as with --max-num-queued-reqs",
 }
 WATCHING = {
     "no-metrics": "404 for /metrics, as with a proxy that hides it",
     "garbage-metrics": "/metrics answers 200 with text that is no metrics page",
     "unhealthy": "/health answers 503, as with a dead engine",
+    "endless-metrics": "/metrics answers 200 MB of HTML",
+    "slow-metrics": "wait S seconds before answering /metrics",
+    "asleep": "the engine sleeps, as after POST /sleep: requests wait until it wakes up",
+    "scaling": "every path answers 503, as while vLLM scales",
+    "no-models": "/v1/models lists none",
 }
-KINDS = GENERATION | WATCHING
-_WITH_VALUE = frozenset({"die-after-chunks", "stall-after-chunks", "status", "slow-headers"})
+KINDS = GENERATION | WATCHING | ODD
+_WITH_VALUE = frozenset(
+    {"die-after-chunks", "stall-after-chunks", "status", "slow-headers", "overloaded", "slow-metrics"}
+)
 
 
 @dataclass(slots=True)
@@ -67,7 +78,7 @@ class Faults:
         value = f"={fault.value:g}" if fault.kind in _WITH_VALUE else ""
         return f"{fault.kind}{value}" + ("" if fault.left is None else f":{fault.left}")
 
-    def strike(self, kinds: dict[str, str]) -> Fault | None:
+    def strike(self, kinds: Container[str]) -> Fault | None:
         """The fault if it is one of ``kinds``; a fault that strikes a limited number of times is used up by this."""
         fault = self._fault
         if fault is None or fault.kind not in kinds:

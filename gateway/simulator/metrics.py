@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
+from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, ProcessCollector, generate_latest
 
 from gateway.simulator.engine import Counters, Engine, StepResult
 from gateway.simulator.options import SimulatorOptions
@@ -29,7 +29,8 @@ class EngineMetrics:
     def __init__(self, options: SimulatorOptions) -> None:
         self._options = options
         self._version = version = options.version()
-        self.registry = CollectorRegistry()
+        self.registry = CollectorRegistry(auto_describe=True)
+        ProcessCollector(registry=self.registry)
         self._model = options.models[0]
         self._before = [Counters() for _ in range(options.data_parallel_size)]
         self._reasons = ["stop", "length", "abort"] + (["error"] if version.since(0, 13) else [])
@@ -40,6 +41,9 @@ class EngineMetrics:
             self._gauge("num_requests_waiting_by_reason", "Number of requests waiting, by reason.", "reason")
             if version.since(0, 20)
             else None
+        )
+        self._sleep = (
+            self._gauge("engine_sleep_state", "Engine sleep state.", "sleep_state") if version.since(0, 11) else None
         )
         usage_names = (["kv_cache_usage_perc"] if version.since(0, 9) else []) + (
             [] if version.since(0, 11) else ["gpu_cache_usage_perc"]
@@ -79,9 +83,15 @@ class EngineMetrics:
         self._touch_all()
         self._cache_config()
 
-    def render(self) -> bytes:
-        """The page in the Prometheus text format."""
-        return generate_latest(self.registry)
+    def render(self, names: Sequence[str] = (), awake: bool = True) -> bytes:
+        """The page in the Prometheus text format; of some series only if ``names`` has any. An engine that sleeps was
+        put to level 1."""
+        if self._sleep is not None:
+            for rank in range(self._options.data_parallel_size):
+                for state in ("awake", "weights_offloaded", "discard_all"):
+                    value = float(state == ("awake" if awake else "weights_offloaded"))
+                    self._sleep.labels(self._model, str(rank), state).set(value)
+        return generate_latest(self.registry.restricted_registry(names) if names else self.registry)
 
     def publish(self, rank: int, engine: Engine, result: StepResult) -> None:
         """Take over what a step did."""

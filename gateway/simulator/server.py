@@ -13,19 +13,24 @@ from typing import Any, cast
 
 from starlette.applications import Starlette
 from starlette.requests import Request
-from starlette.responses import Response
+from starlette.responses import Response, StreamingResponse
 from starlette.routing import Route
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from gateway.simulator import more_routes, openai_routes
 from gateway.simulator.errors import ApiError, anthropic_envelope, envelope
-from gateway.simulator.faults import GENERATION, WATCHING, Fault
+from gateway.simulator.faults import GENERATION, Fault
 from gateway.simulator.kv_events import sources
 from gateway.simulator.model import default_folder, ensure_model
+from gateway.simulator.odd_metrics import ODD, odd_page
 from gateway.simulator.options import SimulatorOptions
 from gateway.simulator.rendering import open_renderer
 from gateway.simulator.service import Service
 from gateway.simulator.wire import TRANSPORT, ClientGone, cut, json_response, read_json, until_gone
+
+METRICS_TYPE = "text/plain; version=1.0.0; charset=utf-8"
+# The faults that concern the page of metrics.
+METRICS = frozenset({"no-metrics", "garbage-metrics", "endless-metrics", "slow-metrics", "asleep"}) | ODD.keys()
 
 Handler = Callable[[Service, Request, Fault | None], Awaitable[Response]]
 
@@ -47,6 +52,7 @@ class Simulator:
     def __init__(self, service: Service) -> None:
         self.service = service
         self._in_flight = 0
+        self._pages = 0  # of metrics
         version = service.version
         generating: dict[str, Handler] = {
             "/v1/chat/completions": openai_routes.chat,
@@ -67,6 +73,7 @@ class Simulator:
             Route("/ping", self._health, methods=["GET", "POST"]),
             Route("/version", self._version),
             Route("/load", self._load),
+            Route("/is_sleeping", self._is_sleeping),
             Route("/metrics", self._metrics),
             Route("/metrics/", self._metrics),
             Route("/reset_prefix_cache", self._reset_prefix_cache, methods=["POST"]),
@@ -86,6 +93,11 @@ class Simulator:
         self.state.service = service
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        scaling = scope["type"] == "http" and not str(scope["path"]).startswith("/simulator/")
+        if scaling and self.service.faults.strike(("scaling",)) is not None:
+            text = "The model is currently scaling. Please try again later."
+            await json_response({"error": text}, 503)(scope, receive, send)
+            return
         if scope["type"] == "http" and not self._admitted(scope):
             await json_response({"error": "Unauthorized"}, 401)(scope, receive, send)
             return
@@ -118,6 +130,13 @@ class Simulator:
     def _generating(self, handler: Handler) -> Callable[[Request], Awaitable[Response]]:
         async def endpoint(request: Request) -> Response:
             fault = self.service.faults.strike(GENERATION)
+            if str(self.service.faults) == "asleep":
+                await request.body()
+                await until_gone(request, self._awake())
+            if fault is not None and fault.kind == "overloaded":
+                if self._in_flight >= fault.value:
+                    return await self._answer(_too_much, request, None)
+                fault = None
             if fault is not None:
                 await request.body()
                 early = await until_gone(request, _early_fault(request, fault))
@@ -149,15 +168,24 @@ class Simulator:
             body = anthropic_envelope(wrong) if request.url.path.startswith("/v1/messages") else None
             return json_response(body or envelope(self.service.version, wrong), 400)
 
+    async def _awake(self) -> None:
+        while str(self.service.faults) == "asleep":  # noqa: ASYNC110
+            await asyncio.sleep(0.02)
+
+    async def _is_sleeping(self, request: Request) -> Response:
+        """Dev mode's route; here always open."""
+        return json_response({"is_sleeping": self.service.faults.strike(("asleep",)) is not None})
+
     async def _models(self, request: Request) -> Response:
         options, now = self.service.options, int(time.time())
         root = str(self.service.renderer.folder)
         cards = [_card(name, root, None, options.max_model_len, now) for name in options.models]
         cards += [_card(name, path, options.models[0], None, now) for name, path in options.lora_modules]
+        cards = [] if self.service.faults.strike(("no-models",)) is not None else cards
         return json_response({"object": "list", "data": cards})
 
     async def _health(self, request: Request) -> Response:
-        fault = self.service.faults.strike({"unhealthy": WATCHING["unhealthy"]})
+        fault = self.service.faults.strike(("unhealthy",))
         return Response(status_code=200 if fault is None else 503)
 
     async def _version(self, request: Request) -> Response:
@@ -167,11 +195,24 @@ class Simulator:
         return json_response({"server_load": self._in_flight})
 
     async def _metrics(self, request: Request) -> Response:
-        fault = self.service.faults.strike({key: WATCHING[key] for key in ("no-metrics", "garbage-metrics")})
-        if fault is not None and fault.kind == "no-metrics":
-            return json_response({"detail": "Not Found"}, 404)
-        page = b"<html>this is not a metrics page {{{\n" if fault is not None else self.service.metrics.render()
-        return Response(page, media_type="text/plain; version=1.0.0; charset=utf-8")
+        kind = ""
+        names: list[str] = []
+        if request.url.path.endswith("/"):  # the application mounted below the route; only it can choose
+            names = request.query_params.getlist("name[]")
+        fault = self.service.faults.strike(METRICS)
+        if fault is not None:
+            kind = fault.kind
+            if kind == "no-metrics":
+                return json_response({"detail": "Not Found"}, 404)
+            if kind == "garbage-metrics":
+                return Response(b"<html>this is not a metrics page {{{\n", media_type=METRICS_TYPE)
+            if kind == "endless-metrics":
+                return StreamingResponse(_endless(), media_type="text/html")
+            if kind == "slow-metrics":
+                await asyncio.sleep(fault.value)
+        self._pages += 1
+        page = self.service.metrics.render(names, awake=kind != "asleep")
+        return Response(odd_page(kind, page, self._pages), media_type=METRICS_TYPE)
 
     async def _reset_prefix_cache(self, request: Request) -> Response:
         """Dev mode's route; here always open. Refused with 400 while blocks are in use."""
@@ -214,6 +255,21 @@ class _CutShort(Response):
             return
         while (await receive())["type"] != "http.disconnect":
             pass
+
+
+async def _too_much(service: Service, request: Request, fault: Fault | None) -> Response:
+    """What vLLM answers beyond --max-num-queued-reqs (0.29)."""
+    raise ApiError(
+        "The engine is currently busy and cannot accept new requests. Please try again later or on a different "
+        "instance.",
+        status=503,
+        kind="Service Unavailable",
+    )
+
+
+async def _endless() -> AsyncIterator[bytes]:
+    for _ in range(3200):
+        yield b"<p>This is not a metrics page.</p>\n" * 1820
 
 
 async def _early_fault(request: Request, fault: Fault) -> Response | None:
