@@ -152,6 +152,7 @@ class WatchedBackend:
     ``clock`` gives seconds (the event loop's); ``on_change`` is called after every look and every change of health,
     ``on_touch`` with a target whenever its ``view`` would tell placing something new, and whether time alone will, too;
     ``on_load`` if its ``load`` tells it all. ``on_verdict`` is told what the prefix-cache counters made of guesses.
+    ``certain``: as for a ``Ledger``.
     """
 
     def __init__(
@@ -163,12 +164,13 @@ class WatchedBackend:
         on_touch: Callable[[Target, bool], None] = lambda target, resting: None,
         on_load: Callable[[Target], None] = lambda target: None,
         on_verdict: Callable[[WatchedBackend, Verdict], None] = lambda backend, verdict: None,
+        certain: bool = False,
     ) -> None:
         self.settings = settings
         self.name = settings.label
         self.url = settings.url
         self.pinned = settings.pin_ranks
-        self.engines = Engines(self._loaded)
+        self.engines = Engines(self._loaded, certain)
         self.targets = [Target(self, 0 if self.pinned else None)]
         self.rates = Rates()
         self.breaker = Breaker(fleet.failures_to_open, fleet.reopen_after_s)

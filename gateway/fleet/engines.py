@@ -21,13 +21,15 @@ from gateway.fleet.ledger import Ledger
 class Engines:
     """The ledgers in the order of the ranks. There is one engine until more are heard of. Times are arguments."""
 
-    def __init__(self, on_change: Callable[[int], None] = lambda rank: None) -> None:
-        """``on_change``: as that of a ledger, with its rank."""
+    def __init__(self, on_change: Callable[[int], None] = lambda rank: None, certain: bool = False) -> None:
+        """``on_change``: as that of a ledger, with its rank; ``certain``: as there."""
         self._on_change = on_change
+        self._certain = certain
         self._ledgers = [self._ledger(0)]
         self._capacity: KvCapacity | None = None
         self._ranks: dict[Hashable, int] = {}  # at which engine each request is booked
         self._chosen: dict[Hashable, None] = {}  # requests whose engine the server chose
+        self._turn = 0
 
     def __repr__(self) -> str:
         return f"<Engines {self._ledgers}>"
@@ -85,6 +87,7 @@ class Engines:
             engine = KvCapacity(1, capacity.engine_blocks, capacity.block_size_tokens, capacity.virtual)
         self._capacity = capacity
         if count != len(self._ledgers):
+            self._turn = 0
             for ledger in self._ledgers:
                 ledger.set_capacity(None)  # nothing of what was seen holds any longer
             while len(self._ledgers) < count:
@@ -116,7 +119,7 @@ class Engines:
         if key in self._ranks:
             raise ValueError(f"{key!r} is already in the ledgers")
         asked = rank is not None and 0 <= rank < len(self._ledgers)
-        at = rank if asked and rank is not None else self.next_rank()
+        at = rank if asked and rank is not None else self._expected_rank()
         ledger = self._ledgers[at]
         ahead_tokens = ledger.pending_prompt_tokens
         ledger.reserve(key, prompt_tokens, expected_output_tokens, n, budget_tokens, cached_tokens, chain)
@@ -186,7 +189,7 @@ class Engines:
         for blocks, key in self._astray(uncertain, left, 1):
             rank = self._ranks[key]
             best = max(range(len(left)), key=left.__getitem__)
-            if left[best] > 0:  # else it holds nothing yet, and nothing speaks against where it is
+            if left[best] > max(2, blocks >> 2):  # else it holds nothing yet, and nothing speaks against where it is
                 self._move(key, best)
                 rank = best
             left[rank] -= blocks
@@ -199,7 +202,7 @@ class Engines:
         astray = []
         for blocks, key in guesses:
             rank = self._ranks[key]
-            if left[rank] < (blocks if least_blocks is None else least_blocks):
+            if left[rank] < (blocks - max(2, blocks >> 3) if least_blocks is None else least_blocks):
                 astray.append((blocks, key))
             else:
                 left[rank] -= blocks
@@ -216,5 +219,12 @@ class Engines:
         ledger = self._ledgers[rank]
         return ledger.requests, -ledger.reserved_blocks
 
+    def _expected_rank(self) -> int:
+        """Where the server sends a request now. Of engines with equally few vLLM 0.32 takes the first from one on that
+        is another with each request: if nobody else asks it, and it has one API server, that is known, too."""
+        count, turn = len(self._ledgers), self._turn
+        self._turn = (turn + 1) % count
+        return min(range(count), key=lambda rank: (self._ledgers[rank].requests, (rank - turn) % count))
+
     def _ledger(self, rank: int) -> Ledger:
-        return Ledger(lambda: self._on_change(rank))
+        return Ledger(lambda: self._on_change(rank), self._certain)

@@ -97,8 +97,11 @@ class Fleet:
         self._loaded: set[Target] = set()
         self._resting: set[Target] = set()  # those whose breaker is open: time alone changes them
         self._targets: dict[str, Target] = {}
+        certain = settings.placing.reserve == "budget"
         self._backends = {
-            item.label: WatchedBackend(item, settings.fleet, _now, self._changed, self._touch, self._load, self._judged)
+            item.label: WatchedBackend(
+                item, settings.fleet, _now, self._changed, self._touch, self._load, self._judged, certain
+            )
             for item in settings.backends
         }
         for backend in self._backends.values():

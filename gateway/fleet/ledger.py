@@ -13,6 +13,9 @@ the cache yet, and a request released while the scrape was under way may or may 
 and ``extra`` moves no farther than into these bounds. Without unconfirmed requests both bounds are one number and the
 scrape decides; with constant foreign traffic ``extra`` stays right whatever our requests do. The number of requests at
 the engine is kept in the same way.
+
+What is *reserved* is the use to come: the most that the requests there will hold together at any moment (``peaks``), or
+if it is to be certain the sum of what each will hold at its end.
 """
 
 from __future__ import annotations
@@ -22,6 +25,7 @@ from dataclasses import dataclass
 
 from gateway.fleet.capacity import KvCapacity
 from gateway.fleet.held import Chain, Held
+from gateway.fleet.peaks import Peaks, bucket_of
 from gateway.types import KvView, footprint_blocks
 
 
@@ -39,6 +43,7 @@ class _Entry:
     begun: bool = False
     blocks: int = 0
     peak_blocks: int = 0
+    bucket: int = 0  # of the tokens it has to go
     room_tokens: int = 0  # what it may still grow by before blocks or the expectation must be reckoned anew
     marked_blocks: int | None = None  # footprint when the scrape began, if confirmed by then
 
@@ -46,13 +51,16 @@ class _Entry:
 class Ledger:
     """KV blocks of one engine. Knows no clock: times are arguments, in seconds of any one clock."""
 
-    def __init__(self, on_change: Callable[[], None] = lambda: None) -> None:
+    def __init__(self, on_change: Callable[[], None] = lambda: None, certain: bool = False) -> None:
         """``on_change`` is called when what placing goes by has changed: what is reserved, what is pending, who is in
-        flight. Growth within what was expected of a request is none of it."""
+        flight. Growth within what was expected of a request is none of it. ``certain``: reserve for every request what
+        it will hold at its end, since the others may not have ended by then."""
         self._on_change = on_change
+        self._certain = certain
         self._capacity: KvCapacity | None = None
         self._entries: dict[Hashable, _Entry] = {}
         self.held = Held()
+        self._peaks = Peaks()
         self._ours_blocks = 0  # sum of footprints, what is shared counted for each
         self._peak_blocks = 0
         self._pending_tokens = 0
@@ -113,8 +121,15 @@ class Ledger:
 
     @property
     def reserved_blocks(self) -> int:
-        """``used_blocks`` and what our requests are still expected to grow by."""
-        return self.used_blocks + self._peak_blocks - self._ours_blocks
+        """``used_blocks`` and what use is still expected to grow by, if nobody comes."""
+        return self.used_blocks + self._growth_blocks
+
+    @property
+    def _growth_blocks(self) -> int:
+        growth = self._peak_blocks - self._ours_blocks
+        if self._certain or len(self._entries) < 2 or self._capacity is None:
+            return growth
+        return min(growth, max(0, self._peaks.most_blocks(self._capacity.block_size_tokens) - self._ours_blocks))
 
     @property
     def observed_s(self) -> float | None:
@@ -135,6 +150,7 @@ class Ledger:
         self._observed_s = None
         self._ours_blocks = self._peak_blocks = self._released_blocks = self._released_sequences = 0
         for entry in self._entries.values():
+            self._peaks.add(entry.bucket, -entry.blocks, 0)
             entry.blocks = entry.peak_blocks = 0
             entry.marked_blocks = None
             self._reckon(entry)
@@ -183,9 +199,9 @@ class Ledger:
         entry.grown_tokens += tokens
         entry.room_tokens -= tokens
         if entry.room_tokens < 0:
-            peak_blocks = self._peak_blocks
+            expected_tokens = entry.expected_tokens
             self._reckon(entry)
-            if self._peak_blocks != peak_blocks:
+            if entry.expected_tokens != expected_tokens:
                 self._on_change()
 
     def release(self, key: Hashable) -> None:
@@ -257,7 +273,7 @@ class Ledger:
             engine_capacity_blocks=capacity.engine_blocks,
             block_size_tokens=capacity.block_size_tokens,
             used_blocks=used,
-            reserved_blocks=used + self._peak_blocks - self._ours_blocks,
+            reserved_blocks=used + self._growth_blocks,
             age_s=max(0.0, now_s - self._observed_s),
             held=self.held,
         )
@@ -266,6 +282,7 @@ class Ledger:
         self._entries[key] = entry
         self.held.take(entry.chain)
         self._sequences += entry.n
+        self._peaks.add(entry.bucket, 0, entry.n)
         if not entry.begun:
             self._pending_tokens += entry.uncached_tokens
         self._reckon(entry)
@@ -279,6 +296,7 @@ class Ledger:
             self._pending_tokens -= entry.uncached_tokens
         self._ours_blocks -= entry.blocks
         self._peak_blocks -= entry.peak_blocks
+        self._peaks.add(entry.bucket, -entry.blocks, -entry.n)
         overlap_blocks = self.held.overlap_blocks
         self.held.drop(entry.chain)
         return overlap_blocks - self.held.overlap_blocks
@@ -301,7 +319,10 @@ class Ledger:
         peak = footprint_blocks(entry.prompt_tokens, entry.expected_tokens, n, size)
         self._ours_blocks += blocks - entry.blocks
         self._peak_blocks += peak - entry.peak_blocks
-        entry.blocks, entry.peak_blocks = blocks, peak
+        bucket = bucket_of(entry.expected_tokens - output)
+        self._peaks.add(entry.bucket, -entry.blocks, -n)
+        self._peaks.add(bucket, blocks, n)
+        entry.blocks, entry.peak_blocks, entry.bucket = blocks, peak, bucket
         tail = entry.prompt_tokens + output if n == 1 else entry.prompt_tokens % size + output
         to_boundary = -(-tail // size) * size - tail
         further = min(to_boundary, entry.expected_tokens - output)

@@ -1,0 +1,66 @@
+"""The most KV blocks that the requests under way will hold together at any moment, if nobody else comes. Pure.
+
+Each of them grows by a token a step and sequence until it is done, and then frees what it holds. So the most that will
+be held is not the sum of what each will hold at its end: the first are gone before the last have grown. Ordered by the
+tokens each has still to generate, the sum is largest just before one of them ends, when it and all that go on longer
+have grown by as much as it had to go; the peak is the largest of these sums ("past-future" scheduling: Gong et al.,
+ASPLOS 2025, as in LightLLM).
+
+Requests are kept in buckets of tokens to go, half an octave wide, of which the upper end counts: so a peak is never too
+low for that, and costs the number of buckets.
+"""
+
+from __future__ import annotations
+
+from math import log2
+
+STEPS = 2  # buckets an octave
+BUCKETS = 2 + 21 * STEPS  # up to two million tokens
+
+
+def _upper(bucket: int) -> int:
+    """The most tokens to go of a request in ``bucket``."""
+    return bucket if bucket < 2 else int(2.0 ** ((bucket - 1) / STEPS))
+
+
+_UPPER = tuple(_upper(bucket) for bucket in range(BUCKETS))
+
+
+def bucket_of(tokens: int) -> int:
+    """The bucket of requests that have so many tokens to go a sequence."""
+    if tokens < 2:
+        return max(0, tokens)
+    bucket = min(BUCKETS - 1, 1 + int(log2(tokens) * STEPS))
+    return bucket if _UPPER[bucket] >= tokens else min(BUCKETS - 1, bucket + 1)
+
+
+class Peaks:
+    """Blocks and sequences of the requests of one engine, by tokens to go."""
+
+    __slots__ = ("_blocks", "_sequences")
+
+    def __init__(self) -> None:
+        self._blocks = [0] * BUCKETS
+        self._sequences = [0] * BUCKETS
+
+    def __repr__(self) -> str:
+        return f"<Peaks {sum(self._sequences)} sequences, {sum(self._blocks)} blocks>"
+
+    def add(self, bucket: int, blocks: int, sequences: int) -> None:
+        """Requests of ``bucket`` hold so many blocks and sequences more; less, if negative."""
+        self._blocks[bucket] += blocks
+        self._sequences[bucket] += sequences
+
+    def most_blocks(self, size: int) -> int:
+        """The most blocks of ``size`` tokens that all of them will hold at one time."""
+        most = held = sequences = 0
+        blocks = self._blocks
+        for bucket in range(BUCKETS - 1, -1, -1):
+            count = self._sequences[bucket]
+            if count:
+                held += blocks[bucket]
+                sequences += count
+                then = held + sequences * -(-_UPPER[bucket] // size)
+                if then > most:
+                    most = then
+        return most
