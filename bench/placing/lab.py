@@ -2,6 +2,12 @@
 
 Nothing waits for real: a heap holds what happens next. A backend whose batch only decodes takes all steps until its
 next event at once; a request that comes meanwhile cuts the run after the step then under way.
+
+Clients behave as real ones do. Told that its prompt does not fit (400), an agent compacts and asks again, twice at
+most; others give up, and end their session. Told to come later, or left without an answer, they try twice more, after
+half a second and a second, as the SDKs do; a router that saw a connection fail before the first byte has tried
+elsewhere before that. A request that ended without an answer is lost, and its session goes on as if it had got one, so
+that every policy meets the same sessions.
 """
 
 from __future__ import annotations
@@ -11,76 +17,17 @@ import math
 from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Protocol
+from typing import Any
 
+from bench.placing.oracle import Boundless, Pooled
 from bench.placing.policies import Seen
-from bench.placing.traffic import BLOCK_TOKENS, MEAN_GAP_LIMIT_S, Load, Request, Session, Traffic
-from gateway.simulator.engine import EngineConfig, EngineRequest
+from bench.placing.terms import Fleet, Outcome, Placer, Run
+from bench.placing.traffic import Load, Request, Session, Traffic
+from gateway.simulator.engine import EngineRequest
 from gateway.simulator.leaping import LeapingEngine, Move
 
-
-@dataclass(frozen=True, slots=True)
-class Fleet:
-    """The backends' engines, all of one model."""
-
-    engines: tuple[EngineConfig, ...]
-    dies_s: float | None = None  # when the first backend's process is lost ...
-    back_s: float | None = None  # ... and when it is up again, empty
-    noticed_after_s: float = 3.0  # how long a router takes to see it
-
-
-@dataclass(slots=True)
-class Outcome:
-    """What became of one request. ``None``: it never came so far."""
-
-    request: Request
-    first_token_s: float | None = None
-    finished_s: float | None = None
-    output_tokens: int = 0
-    cached_tokens: int = 0
-    refused: bool = False
-
-    @property
-    def kept(self) -> bool:
-        """Whether the objective was kept: first token in time, and tokens fast enough on average."""
-        if self.finished_s is None or self.first_token_s is None:
-            return False
-        mean_gap_s = (self.finished_s - self.first_token_s) / max(1, self.output_tokens - 1)
-        in_time = self.first_token_s - self.request.sent_s <= self.request.session.kind.first_token_limit_s
-        return in_time and (mean_gap_s <= MEAN_GAP_LIMIT_S or math.isinf(self.request.session.kind.first_token_limit_s))
-
-
-@dataclass(slots=True)
-class Run:
-    """What one policy did with one load."""
-
-    policy: str
-    outcomes: list[Outcome]
-    preemptions: int
-    gaps: Counter[float]
-    oracle_tokens: int
-    lasted_s: float
-
-
-class Placer(Protocol):
-    """A policy that may hold requests back. ``send`` passes one on to a backend."""
-
-    name: str
-    scrape_s: float
-
-    def arrived(self, request: Request, now_s: float) -> None: ...
-
-    def first_token(self, request: Request, backend: int, now_s: float) -> None: ...
-
-    def finished(self, request: Request, backend: int, outcome: Outcome, now_s: float) -> None: ...
-
-    def failed(self, request: Request, backend: int, now_s: float) -> None: ...
-
-    def scraped(self, now_s: float) -> None: ...
-
-
-Send = Callable[[Request, int, float], None]
-Refuse = Callable[[Request, float], None]
+MOST_CONNECTIONS = 3  # that a router tries for one request
+BACKOFF_S = (0.5, 1.0)
 
 
 @dataclass(slots=True, eq=False)
@@ -97,6 +44,7 @@ class _Backend:
     result: Move | None = None
     requests: dict[str, Request] = field(default_factory=dict)
     lost_preemptions: int = 0
+    observed: int = -1
 
 
 class Lab:
@@ -115,8 +63,8 @@ class Lab:
         self._outcomes: dict[int, Outcome] = {}
         self._open = 0
         self._gaps: Counter[float] = Counter()
-        self._known: set[int] = set()
-        self._oracle_tokens = 0
+        self._boundless = Boundless()
+        self._pooled = Pooled(sum(seen.capacity_blocks for seen in self.seen))
         self._load = load
         self.now_s = 0.0
         self._placer: Placer | None = None
@@ -126,7 +74,8 @@ class Lab:
         self._placer = placer
         for moment_s, session in self.traffic.arrivals():
             self._at(moment_s, self._ask, session)
-        self._at(0.0, self._scrape)
+        if not placer.lazy:
+            self._at(0.0, self._scrape)
         if self.fleet.dies_s is not None:
             self._at(self.fleet.dies_s, self._die)
         end_s = self._load.duration_s + (self._load.duration_s / 4 if most_s is None else most_s)
@@ -136,19 +85,20 @@ class Lab:
             if not self._open and self.now_s > self._load.duration_s:
                 break
         preempted = sum(item.engine.counters.preemptions + item.lost_preemptions for item in self.backends)
-        outcomes = list(self._outcomes.values())
-        return Run(placer.name, outcomes, preempted, self._gaps, self._oracle_tokens, self.now_s)
+        outcomes = [item for item in self._outcomes.values() if not _foreign(item.request)]
+        return Run(placer.name, outcomes, preempted, self._gaps, len(self.backends), self.now_s)
 
     def send(self, request: Request, index: int, now_s: float) -> None:
         """Hand a request to a backend (called by the placer)."""
         backend = self.backends[index]
         if backend.dead:
-            self._at(now_s + 0.5, self._fail, request, index)  # clients back off before they try again
+            self._at(now_s, self._lose, request, index)
             return
         engine = backend.engine
         if request.prompt_tokens + 1 > engine.config.max_model_len_tokens:
-            self.refuse(request, now_s)
+            self._at(now_s, self._return, request, index)
             return
+        self._touch(backend)
         self._cut(backend, now_s)
         backend.requests[request.id] = request
         engine.add_hashed(EngineRequest(request.id, request.prompt, request.answer, "stop"), now_s, request.hashes)
@@ -156,10 +106,20 @@ class Lab:
             self._begin(backend, now_s)
 
     def refuse(self, request: Request, now_s: float) -> None:
-        """A request ends without an answer; its session goes on as if there had been one."""
-        outcome = self._outcomes[request.number]
-        outcome.refused = True
-        self._after(request, now_s)
+        """A request is refused by the placer: because it fits no window, or because there is no room for it to wait."""
+        if request.prompt_tokens + 1 > max(seen.window_tokens for seen in self.seen):
+            self._overflow(request)
+        else:
+            self._try_again(request, refused=True)
+
+    def cached_blocks(self, index: int, hashes: Sequence[int]) -> int:
+        """How many leading blocks of a prompt a backend has, as KV events would tell."""
+        return len(self.backends[index].engine.pool.find(hashes))
+
+    def observe(self, now_s: float) -> None:
+        """Bring ``seen`` to the last scrape before now, for a placer that asks only now and then."""
+        for backend in self.backends:
+            self._touch(backend)
 
     def produced(self, index: int) -> dict[str, int]:
         """Output tokens so far of each request of a backend, those of a run under way among them."""
@@ -176,18 +136,66 @@ class Lab:
 
     def _ask(self, session: Session) -> None:
         request = self.traffic.request(session, self.now_s)
-        self._outcomes[request.number] = Outcome(request)
+        outcome = self._outcomes[request.number] = Outcome(request)
         self._open += 1
-        hashes = request.hashes
-        fresh = next((place for place in range(len(hashes)) if hashes[place] not in self._known), len(hashes))
-        self._oracle_tokens += BLOCK_TOKENS * fresh
-        self._known.update(hashes[fresh:])
+        if _foreign(request):
+            self.send(request, 0, self.now_s)
+            return
+        outcome.oracle_tokens = self._boundless.asked(request.hashes)
+        outcome.pooled_tokens = self._pooled.asked(request.hashes)
+        self._arrive(request)
+
+    def _arrive(self, request: Request) -> None:
         assert self._placer is not None
         self._placer.arrived(request, self.now_s)
 
-    def _fail(self, request: Request, index: int) -> None:
+    def _lose(self, request: Request, index: int) -> None:
+        """Its backend is gone."""
         assert self._placer is not None
+        outcome = self._outcomes[request.number]
+        if _foreign(request):
+            self._end(outcome)
+            return
         self._placer.failed(request, index, self.now_s)
+        outcome.connections += 1
+        if self._placer.retries and outcome.first_token_s is None and outcome.connections < MOST_CONNECTIONS:
+            self._arrive(request)
+        else:
+            self._try_again(request, refused=False)
+
+    def _return(self, request: Request, index: int) -> None:
+        """Its backend's window is too small."""
+        assert self._placer is not None
+        if _foreign(request):
+            self._end(self._outcomes[request.number])
+            return
+        self._placer.returned(request, index, self.now_s)
+        self._overflow(request, self.backends[index].engine.config.max_model_len_tokens)
+
+    def _overflow(self, request: Request, window_tokens: int | None = None) -> None:
+        outcome = self._outcomes[request.number]
+        outcome.overflows += 1
+        if request.session.kind.name == "agent" and outcome.overflows <= 2:
+            self.traffic.compact(request.session, (window_tokens or max(seen.window_tokens for seen in self.seen)) // 2)
+            self.traffic.ask_again(request)
+            outcome.oracle_tokens = self._boundless.asked(request.hashes)
+            outcome.pooled_tokens = self._pooled.asked(request.hashes)
+            self._at(self.now_s + BACKOFF_S[0], self._arrive, request)
+        else:
+            outcome.refused = True
+            request.session.turns_left = 0
+            self._end(outcome)
+
+    def _try_again(self, request: Request, *, refused: bool) -> None:
+        """The client asks again, if it has not done so twice; the answer it had begun to get is void."""
+        outcome = self._outcomes[request.number]
+        outcome.first_token_s, outcome.connections = None, 0
+        if outcome.tries < len(BACKOFF_S):
+            outcome.tries += 1
+            self._at(self.now_s + BACKOFF_S[outcome.tries - 1], self._arrive, request)
+            return
+        outcome.refused, outcome.lost = refused, not refused
+        self._end(outcome)
 
     def _die(self) -> None:
         """The first backend's process is lost, with all it held."""
@@ -201,12 +209,13 @@ class Lab:
         backend.lost_preemptions += backend.engine.counters.preemptions
         backend.engine = LeapingEngine(backend.engine.config)
         for request in lost:
-            self._fail(request, backend.index)
+            self._lose(request, backend.index)
         self._at(self.now_s + self.fleet.noticed_after_s, self._notice, False)
         if self.fleet.back_s is not None:
             self._at(self.fleet.back_s, self._revive)
 
     def _revive(self) -> None:
+        """It is up again, empty; the first request or the next health check finds that out."""
         self.backends[0].dead = False
         self._at(self.now_s + self.fleet.noticed_after_s, self._notice, True)
 
@@ -215,12 +224,25 @@ class Lab:
 
     def _scrape(self) -> None:
         assert self._placer is not None
-        for backend, seen in zip(self.backends, self.seen, strict=True):
-            gauges = backend.engine.gauges()
-            seen.running, seen.waiting, seen.kv_usage = gauges.running, gauges.waiting, gauges.kv_usage_ratio
+        for backend in self.backends:
+            self._read(backend)
         self._placer.scraped(self.now_s)
         if self._open or self.now_s <= self._load.duration_s:
             self._at(self.now_s + self._placer.scrape_s, self._scrape)
+
+    def _read(self, backend: _Backend) -> None:
+        seen, gauges = self.seen[backend.index], backend.engine.gauges()
+        seen.running, seen.waiting, seen.kv_usage = gauges.running, gauges.waiting, gauges.kv_usage_ratio
+
+    def _touch(self, backend: _Backend) -> None:
+        """Before it changes: what was last scraped is how it stood until now, unless that was scraped already."""
+        assert self._placer is not None
+        if not self._placer.lazy:
+            return
+        scrape = int(self.now_s / self._placer.scrape_s)
+        if scrape > backend.observed:
+            backend.observed = scrape
+            self._read(backend)
 
     def _begin(self, backend: _Backend, now_s: float) -> None:
         """Start the next step, or run of steps."""
@@ -234,6 +256,7 @@ class Lab:
             backend.busy, backend.leap_began_s, backend.leap_steps = True, now_s, steps
             self._at(now_s + steps * engine.step_s, self._leapt, backend, backend.version)
             return
+        self._touch(backend)
         result = engine.move(now_s)
         if result.idle and not result.finished:
             return  # its head can never be scheduled, as a real engine would hang
@@ -255,6 +278,7 @@ class Lab:
         backend.leap_steps = 0
 
     def _leap(self, backend: _Backend) -> None:
+        self._touch(backend)
         leap = backend.engine.leap(backend.leap_steps)
         self._gaps[round(leap.step_s, 4)] += leap.steps * leap.running
         backend.leap_steps = 0
@@ -279,59 +303,35 @@ class Lab:
             if outcome.first_token_s is None:
                 outcome.first_token_s = self.now_s
                 outcome.cached_tokens = cached_tokens
-                self._placer.first_token(outcome.request, backend.index, self.now_s)
+                if not _foreign(outcome.request):
+                    self._placer.first_token(outcome.request, backend.index, self.now_s)
         for finished in result.finished:
             request = backend.requests.pop(finished.request_id)
             outcome = self._outcomes[request.number]
             outcome.finished_s = self.now_s
             outcome.output_tokens = finished.output_tokens
-            self._placer.finished(request, backend.index, outcome, self.now_s)
-            self._after(request, self.now_s)
+            outcome.backend = backend.index
+            if not _foreign(request):
+                self._placer.finished(request, backend.index, outcome, self.now_s)
+            self._end(outcome)
         self._begin(backend, self.now_s)
 
-    def _after(self, request: Request, now_s: float) -> None:
+    def _end(self, outcome: Outcome) -> None:
+        """The client has its answer, or none; it may go on."""
+        request = outcome.request
         self._open -= 1
-        known = len(request.hashes)
+        known, session = len(request.hashes), request.session
         pause_s = self.traffic.answered(request)
-        self._known.update(request.session.hashes[known:])
-        if pause_s is not None and now_s + pause_s <= self._load.duration_s:
-            self._at(now_s + pause_s, self._ask, request.session)
+        if session.hashes and not _foreign(request):
+            self._boundless.said(session.hashes, known)
+            self._pooled.said(session.hashes, known)
+        if pause_s is not None and self.now_s + pause_s <= self._load.duration_s:
+            self._at(self.now_s + pause_s, self._ask, session)
 
     def _at(self, moment_s: float, call: Callable[..., None], *arguments: Any) -> None:
         self._order += 1
         heapq.heappush(self._heap, (moment_s, self._order, call, arguments))
 
 
-class AtOnce:
-    """A placer around a policy that never holds a request back."""
-
-    def __init__(self, lab: Lab, policy: Any) -> None:
-        self.name: str = policy.name
-        self.scrape_s: float = policy.scrape_s
-        self._lab = lab
-        self._policy = policy
-        self._seen: Sequence[Seen] = lab.seen
-
-    def arrived(self, request: Request, now_s: float) -> None:
-        index = self._policy.place(request, self._seen, now_s)
-        seen = self._seen[index]
-        seen.in_flight += 1
-        self._lab.send(request, index, now_s)
-
-    def first_token(self, request: Request, backend: int, now_s: float) -> None:
-        return
-
-    def finished(self, request: Request, backend: int, outcome: Outcome, now_s: float) -> None:
-        self._forget(request, backend)
-
-    def failed(self, request: Request, backend: int, now_s: float) -> None:
-        """The client tries again, as the SDKs do."""
-        self._forget(request, backend)
-        self.arrived(request, now_s)
-
-    def scraped(self, now_s: float) -> None:
-        return
-
-    def _forget(self, request: Request, backend: int) -> None:
-        seen = self._seen[backend]
-        seen.in_flight -= 1
+def _foreign(request: Request) -> bool:
+    return request.session.kind.name == "foreign"

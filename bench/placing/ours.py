@@ -7,7 +7,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from bench.placing.lab import Lab, Outcome
+from bench.placing.lab import Lab
+from bench.placing.terms import Outcome
 from bench.placing.traffic import BLOCK_TOKENS, Request
 from gateway.config import PlacingSettings
 from gateway.fleet.capacity import KvCapacity
@@ -41,6 +42,8 @@ class Gateway:
 
     name = "kvgate"
     scrape_s = 1.0
+    lazy = False
+    retries = True
 
     def __init__(self, lab: Lab, settings: PlacingSettings) -> None:
         self._lab = lab
@@ -107,7 +110,9 @@ class Gateway:
         self._ledgers[backend].release(request.number)
         self._sent.pop(request.number, None)
         self._lab.seen[backend].up = False  # its connections broke: that is seen at once
-        self.arrived(request, now_s)
+
+    def returned(self, request: Request, backend: int, now_s: float) -> None:
+        raise AssertionError("it was sent to a backend whose window it does not fit")
 
     def scraped(self, now_s: float) -> None:
         for ledger, seen in zip(self._ledgers, self._lab.seen, strict=True):

@@ -1,15 +1,15 @@
 """What others do: the baselines, each as its project documents it. All send a request on at once; none of them queues.
 
 A policy sees what the real one would: its own requests in flight, and gauges scraped from each backend at its own
-interval. ``place`` returns the backend's index, or ``None`` to wait until ``freed`` or ``scraped`` is called (only the
-gateway's policy does).
+interval. None of them knows a backend's window, since none of these projects asks for it; with ``told`` (as if an
+operator had labelled the backends) they leave out those that cannot hold the prompt.
 """
 
 from __future__ import annotations
 
 import random
 from collections import OrderedDict
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -30,70 +30,88 @@ class Seen:
     kv_usage: float = 0.0
 
 
+# How many leading blocks of a prompt a backend has cached, by its index: what KV events would have told.
+Cached = Callable[[int, Sequence[int]], int]
+
+
 class Policy(Protocol):
-    """Chooses a backend for each request."""
+    """Chooses a backend for each request. ``retries``: it tries elsewhere when a backend's connection fails."""
 
     name: str
     scrape_s: float
+    retries: bool
 
-    def place(self, request: Request, backends: Sequence[Seen], now_s: float) -> int | None:
-        """The backend to send ``request`` to now."""
+    def place(self, request: Request, backends: Sequence[Seen], now_s: float) -> int:
+        """The backend of these to send ``request`` to now."""
+
+    def placed(self, request: Request, index: int) -> None:
+        """It was sent there."""
+
+    def ended(self, request: Request, index: int) -> None:
+        """It is over, or failed."""
 
 
-def able(request: Request, backends: Sequence[Seen]) -> list[Seen]:
-    """Backends that are up and, as every policy here is told, whose window holds the prompt."""
+def able(request: Request, backends: Sequence[Seen], told: bool) -> list[Seen]:
+    """Backends that are up and, if the policy was told, whose window holds the prompt."""
     up = [seen for seen in backends if seen.up] or list(backends)
-    return [seen for seen in up if seen.window_tokens > request.prompt_tokens] or up
+    return ([seen for seen in up if seen.window_tokens > request.prompt_tokens] or up) if told else up
 
 
-class NoGateway:
-    """Each client was given one server's address."""
+class _Plain:
+    """A policy that keeps no account of its own."""
+
+    scrape_s = 1.0
+    retries = True
+
+    def placed(self, request: Request, index: int) -> None:
+        return
+
+    def ended(self, request: Request, index: int) -> None:
+        return
+
+
+class NoGateway(_Plain):
+    """Each client was given one server's address: nobody sends it elsewhere, even when that server is down."""
 
     name = "no gateway"
-    scrape_s = 1.0
+    retries = False
 
-    def place(self, request: Request, backends: Sequence[Seen], now_s: float) -> int | None:
-        fit = able(request, backends)
-        return fit[request.session.number % len(fit)].index
+    def place(self, request: Request, backends: Sequence[Seen], now_s: float) -> int:
+        return backends[request.session.number % len(backends)].index
 
 
-class RoundRobin:
+class RoundRobin(_Plain):
     """One after the other."""
 
     name = "round robin"
-    scrape_s = 1.0
 
     def __init__(self) -> None:
         self._next = 0
 
-    def place(self, request: Request, backends: Sequence[Seen], now_s: float) -> int | None:
-        fit = able(request, backends)
+    def place(self, request: Request, backends: Sequence[Seen], now_s: float) -> int:
         self._next += 1
-        return fit[self._next % len(fit)].index
+        return backends[self._next % len(backends)].index
 
 
-class LeastInFlight:
+class LeastInFlight(_Plain):
     """Fewest of its own requests in flight."""
 
     name = "least in flight"
-    scrape_s = 1.0
 
-    def place(self, request: Request, backends: Sequence[Seen], now_s: float) -> int | None:
-        return min(able(request, backends), key=lambda seen: (seen.in_flight, seen.index)).index
+    def place(self, request: Request, backends: Sequence[Seen], now_s: float) -> int:
+        return min(backends, key=lambda seen: (seen.in_flight, seen.index)).index
 
 
-class PowerOfTwo:
+class PowerOfTwo(_Plain):
     """The less loaded of two at random (vLLM's router: ``power_of_two``)."""
 
     name = "power of two"
-    scrape_s = 1.0
 
     def __init__(self, seed: int = 1) -> None:
         self._random = random.Random(seed)
 
-    def place(self, request: Request, backends: Sequence[Seen], now_s: float) -> int | None:
-        fit = able(request, backends)
-        pair = self._random.sample(fit, min(2, len(fit)))
+    def place(self, request: Request, backends: Sequence[Seen], now_s: float) -> int:
+        pair = self._random.sample(backends, min(2, len(backends)))
         return min(pair, key=lambda seen: (seen.in_flight, seen.index)).index
 
 
@@ -127,60 +145,109 @@ class PrefixIndex:
             blocks.popitem(last=False)
 
 
-class CacheAware:
-    """SGLang's and vLLM's router: if out of balance the shortest queue, else the best prefix match above a half.
+class CacheAware(_Plain):
+    """SGLang's router and vLLM's: if out of balance the least loaded, else the best prefix match above a threshold.
 
-    Out of balance: most − least > ``absolute`` and most > ``relative`` × least. Below the match threshold the least
-    loaded takes it (the newer rule; the older took the smallest tree).
+    Out of balance: most − least > ``absolute`` and most > ``relative`` × least, in its own requests in flight. Below
+    the match threshold the least loaded takes it (the newer rule; the older took the smallest tree). SGLang's figures
+    are 32, 1.1 and 0.5; those of vLLM's router are 64, 1.5 and 0.3.
     """
 
-    name = "cache aware (sglang)"
-    scrape_s = 1.0
-
-    def __init__(self, count: int, absolute: int = 32, relative: float = 1.1, threshold: float = 0.5) -> None:
+    def __init__(self, name: str, count: int, absolute: int, relative: float, threshold: float) -> None:
+        self.name = name
         self._trees = [PrefixIndex(1_000_000) for _ in range(count)]
         self._absolute = absolute
         self._relative = relative
         self._threshold = threshold
 
-    def place(self, request: Request, backends: Sequence[Seen], now_s: float) -> int | None:
-        fit = able(request, backends)
-        loads = [seen.in_flight for seen in fit]
+    def place(self, request: Request, backends: Sequence[Seen], now_s: float) -> int:
+        loads = [seen.in_flight for seen in backends]
         most, least = max(loads), min(loads)
-        calmest = min(fit, key=lambda seen: (seen.in_flight, seen.index))
-        chosen = calmest
+        chosen = min(backends, key=lambda seen: (seen.in_flight, seen.index))
         if not (most - least > self._absolute and most > self._relative * least):
-            best = max(fit, key=lambda seen: (self._trees[seen.index].matched(request.hashes), -seen.in_flight))
+            best = max(backends, key=lambda seen: (self._trees[seen.index].matched(request.hashes), -seen.in_flight))
             matched = self._trees[best.index].matched(request.hashes) * BLOCK_TOKENS
             if matched > self._threshold * request.prompt_tokens:
                 chosen = best
-        self._trees[chosen.index].remember(request.hashes)
         return chosen.index
 
+    def placed(self, request: Request, index: int) -> None:
+        self._trees[index].remember(request.hashes)
 
-class EndpointPicker:
+
+class EndpointPicker(_Plain):
     """llm-d's and the Gateway API's picker: weighted scores of prefix (3), queue (2) and KV use (2); best wins.
 
-    Gauges every 50 ms; the prefix index is approximate, bounded by each server's block count.
+    Gauges every 50 ms. Its prefix index is approximate, bounded by each server's block count, or, ``cached`` given,
+    the precise one that KV events feed.
     """
 
-    name = "endpoint picker (llm-d)"
     scrape_s = 0.05
 
-    def __init__(self, capacities: Sequence[int], seed: int = 1) -> None:
+    def __init__(self, capacities: Sequence[int], cached: Cached | None = None, seed: int = 1) -> None:
+        self.name = "picker (llm-d)" if cached is None else "picker, KV events"
         self._trees = [PrefixIndex(capacity) for capacity in capacities]
+        self._cached = cached
         self._random = random.Random(seed)
 
-    def place(self, request: Request, backends: Sequence[Seen], now_s: float) -> int | None:
-        fit = able(request, backends)
-        queues = [seen.waiting for seen in fit]
+    def place(self, request: Request, backends: Sequence[Seen], now_s: float) -> int:
+        queues = [seen.waiting for seen in backends]
         most, least = max(queues), min(queues)
         blocks = max(1, len(request.hashes))
         scored = []
-        for seen in fit:
+        for seen in backends:
             queue = 1.0 if most == least else (most - seen.waiting) / (most - least)
-            prefix = self._trees[seen.index].matched(request.hashes) / blocks
+            prefix = self._matched(seen.index, request.hashes) / blocks
             scored.append((3 * prefix + 2 * queue + 2 * (1 - seen.kv_usage), self._random.random(), seen.index))
-        chosen = max(scored)[2]
-        self._trees[chosen].remember(request.hashes)
-        return chosen
+        return max(scored)[2]
+
+    def placed(self, request: Request, index: int) -> None:
+        if self._cached is None:
+            self._trees[index].remember(request.hashes)
+
+    def _matched(self, index: int, hashes: Sequence[int]) -> int:
+        return self._trees[index].matched(hashes) if self._cached is None else self._cached(index, hashes)
+
+
+class Overlap(_Plain):
+    """Dynamo's KV router: least (prefill blocks to do + blocks in use), by its own ledger and KV events.
+
+    Its own ledger, not a scrape, knows the prompts under way; weights are its defaults, temperature 0 with a random
+    tie. Its rejection thresholds are off by default, so it rejects nothing.
+    """
+
+    name = "overlap (dynamo)"
+
+    def __init__(self, count: int, cached: Cached, seed: int = 1) -> None:
+        self._cached = cached
+        self._random = random.Random(seed)
+        self._prefill = [0] * count
+        self._active = [0] * count
+        self._held: dict[int, tuple[int, int]] = {}
+
+    def place(self, request: Request, backends: Sequence[Seen], now_s: float) -> int:
+        blocks = -(-request.prompt_tokens // BLOCK_TOKENS)
+        costs = []
+        for seen in backends:
+            missing = blocks - self._cached(seen.index, request.hashes)
+            cost = self._prefill[seen.index] + missing + self._active[seen.index] + blocks
+            costs.append((cost, self._random.random(), seen.index, missing))
+        _, _, index, missing = min(costs)
+        self._held[request.number] = (missing, blocks)
+        return index
+
+    def placed(self, request: Request, index: int) -> None:
+        missing, blocks = self._held[request.number]
+        self._prefill[index] += missing
+        self._active[index] += blocks
+
+    def began(self, request: Request, index: int) -> None:
+        """Its prompt is done."""
+        missing, blocks = self._held[request.number]
+        self._prefill[index] -= missing
+        self._held[request.number] = (0, blocks)
+
+    def ended(self, request: Request, index: int) -> None:
+        missing, blocks = self._held.pop(request.number)
+        self._prefill[index] -= missing
+        self._active[index] -= blocks

@@ -1,55 +1,95 @@
-"""What a run comes to: goodput, latencies, preemptions, cache hits, fairness."""
+"""What a run comes to: goodput, latencies, preemptions, cache hits, fairness, balance.
+
+*Goodput* is requests a second that kept their objective: the first token within its kind's limit, and tokens at least
+every 0.1 s on average. A request's *work* is its prompt tokens and its output tokens.
+
+*Fairness* (``jain``) is Jain's index over the keys of (work served ÷ fair share), where only work of requests that kept
+their objective is served, and a key's fair share is its max-min share of all that the policy served: a key that asked
+for less than an equal part gets what it asked for, and the others share the rest equally. So a policy that serves
+little is not unfair, one that lets a flooding key crowd the others out is, and so is one that starves the flooder.
+"""
 
 from __future__ import annotations
 
 import math
 from collections import Counter, defaultdict
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
-from bench.placing.lab import Outcome, Run
+from bench.placing.terms import Outcome, Run
+from bench.placing.traffic import FLOOD
+
+
+@dataclass(frozen=True, slots=True)
+class KindFigures:
+    """Requests of one kind: how many, goodput (a second), and seconds to the first token (p50, p95, p99)."""
+
+    requests: int
+    goodput: float
+    first_token_s: tuple[float, float, float]
 
 
 @dataclass(frozen=True, slots=True)
 class Figures:
-    """One policy under one load. Seconds; ``goodput`` in requests a second that kept their objective.
+    """One policy under one load. Seconds; percentiles are p50, p95, p99; ``goodput`` in requests a second.
 
-    ``hit_share``: cached prompt tokens as a share of an oracle's, which has seen every earlier prompt and forgets
-    nothing. ``jain``: fairness over keys of (tokens served ÷ tokens asked for) within the load's time.
+    ``hit_share``: cached prompt tokens as a share of those of an oracle that forgets nothing; ``pooled_share``: of one
+    that has the fleet's memory as one (``oracle.py``); both over requests whose answer began. ``balance``: tokens
+    worked on (uncached prompts, and outputs) of the busiest backend ÷ those of the mean. ``others_first_token_s``: of
+    the keys that do not flood. ``lost`` ended without an answer since a backend failed; ``overflows`` counts answers
+    that the prompt does not fit.
     """
 
     policy: str
     requests: int
     finished: int
     refused: int
+    lost: int
+    overflows: int
     goodput: float
     first_token_s: tuple[float, float, float]
+    others_first_token_s: tuple[float, float, float]
     gap_s: tuple[float, float, float]
     preemptions: int
     hit_share: float
+    pooled_share: float
     jain: float
+    balance: float
+    kinds: dict[str, KindFigures]
 
 
 def figures(run: Run, duration_s: float) -> Figures:
     """The figures of a run. Requests that never began count with the time they had waited."""
     outcomes = run.outcomes
-    waits = sorted(
-        (run.lasted_s if item.first_token_s is None else item.first_token_s) - item.request.sent_s
-        for item in outcomes
-        if not item.refused and not math.isinf(item.request.session.kind.first_token_limit_s)
-    )
-    cached = sum(item.cached_tokens for item in outcomes)
+    began = [item for item in outcomes if item.first_token_s is not None]
+    cached = sum(item.cached_tokens for item in began)
+    kinds: dict[str, list[Outcome]] = defaultdict(list)
+    for item in outcomes:
+        kinds[item.request.session.kind.name].append(item)
     return Figures(
         policy=run.policy,
         requests=len(outcomes),
         finished=sum(item.finished_s is not None for item in outcomes),
         refused=sum(item.refused for item in outcomes),
+        lost=sum(item.lost for item in outcomes),
+        overflows=sum(item.overflows for item in outcomes),
         goodput=sum(item.kept for item in outcomes) / duration_s,
-        first_token_s=(_at(waits, 0.5), _at(waits, 0.95), _at(waits, 0.99)),
-        gap_s=tuple(_weighted(run.gaps, share) for share in (0.5, 0.95, 0.99)),  # type: ignore[arg-type]
+        first_token_s=_waits(outcomes, run.lasted_s),
+        others_first_token_s=_waits([item for item in outcomes if item.request.session.key != FLOOD], run.lasted_s),
+        gap_s=(_weighted(run.gaps, 0.5), _weighted(run.gaps, 0.95), _weighted(run.gaps, 0.99)),
         preemptions=run.preemptions,
-        hit_share=cached / run.oracle_tokens if run.oracle_tokens else 0.0,
+        hit_share=_share(cached, sum(item.oracle_tokens for item in began)),
+        pooled_share=_share(cached, sum(item.pooled_tokens for item in began)),
         jain=jain(_service(outcomes)),
+        balance=_balance(outcomes, run.backends),
+        kinds={
+            name: KindFigures(
+                len(found),
+                sum(item.kept for item in found) / duration_s,
+                _waits(found, run.lasted_s, unlimited=True),
+            )
+            for name, found in sorted(kinds.items())
+        },
     )
 
 
@@ -60,31 +100,48 @@ def jain(values: Iterable[float]) -> float:
     return sum(found) ** 2 / (len(found) * squares) if squares else 1.0
 
 
-def table(rows: Sequence[Figures]) -> str:
-    """The rows, one line a policy."""
-    head = (
-        f"{'policy':<24}{'reqs':>7}{'done':>7}{'ref':>5}{'goodput':>9}"
-        f"{'ttft p50':>9}{'p95':>8}{'p99':>8}{'gap p50':>9}{'p99':>7}{'preempt':>9}{'hits':>7}{'jain':>6}"
+def fair_shares(demands: Mapping[str, float], total: float) -> dict[str, float]:
+    """Max-min shares of ``total``: nobody gets more than it asks for, and who gets less gets no less than any other."""
+    shares: dict[str, float] = {}
+    left = total
+    for place, (key, demand) in enumerate(sorted(demands.items(), key=lambda item: item[1])):
+        shares[key] = min(demand, left / (len(demands) - place))
+        left -= shares[key]
+    return shares
+
+
+def _waits(outcomes: Sequence[Outcome], lasted_s: float, *, unlimited: bool = False) -> tuple[float, float, float]:
+    waits = sorted(
+        (lasted_s if item.first_token_s is None else item.first_token_s) - item.request.sent_s
+        for item in outcomes
+        if not (item.refused or item.lost)
+        and (unlimited or not math.isinf(item.request.session.kind.first_token_limit_s))
     )
-    lines = [head]
-    for row in rows:
-        first, gap = row.first_token_s, row.gap_s
-        lines.append(
-            f"{row.policy:<24}{row.requests:>7}{row.finished:>7}{row.refused:>5}{row.goodput:>9.2f}"
-            f"{first[0]:>9.2f}{first[1]:>8.2f}{first[2]:>8.2f}{gap[0] * 1000:>7.0f}ms{gap[2] * 1000:>5.0f}ms"
-            f"{row.preemptions:>9}{row.hit_share:>7.1%}{row.jain:>6.2f}"
-        )
-    return "\n".join(lines)
+    return _at(waits, 0.5), _at(waits, 0.95), _at(waits, 0.99)
 
 
 def _service(outcomes: Sequence[Outcome]) -> list[float]:
+    """Each key's work served as a share of its fair share."""
     asked: dict[str, float] = defaultdict(float)
     served: dict[str, float] = defaultdict(float)
     for item in outcomes:
-        key = item.request.session.key
-        asked[key] += 1
-        served[key] += item.kept
-    return [served[key] / asked[key] for key in asked]
+        work_tokens = item.request.prompt_tokens + item.request.answer_tokens
+        asked[item.request.session.key] += work_tokens
+        served[item.request.session.key] += work_tokens * item.kept
+    fair = fair_shares(asked, sum(served.values()))
+    return [served[key] / share for key, share in fair.items() if share]
+
+
+def _balance(outcomes: Sequence[Outcome], backends: int) -> float:
+    tokens = [0] * backends
+    for item in outcomes:
+        if item.backend is not None:
+            tokens[item.backend] += item.request.prompt_tokens - item.cached_tokens + item.output_tokens
+    return max(tokens) * backends / sum(tokens) if sum(tokens) else 1.0
+
+
+def _share(part: float, whole: float) -> float:
+    return part / whole if whole else 1.0
 
 
 def _at(ordered: Sequence[float], share: float) -> float:
