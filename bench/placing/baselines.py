@@ -71,7 +71,7 @@ class FlowControl(AtOnce):
 
     def __init__(self, lab: Lab, policy: Policy, told: bool = False) -> None:
         super().__init__(lab, policy, told)
-        self.name = f"{policy.name} + flow control"
+        self.name = f"{policy.name}, flow control"
         self._flows: OrderedDict[str, deque[Request]] = OrderedDict()
 
     def arrived(self, request: Request, now_s: float) -> None:

@@ -27,8 +27,12 @@ from gateway.config import PlacingSettings
 Make = Callable[[Lab, bool], Placer]
 
 
-def _picker(lab: Lab, *, events: bool = False) -> EndpointPicker:
-    return EndpointPicker([seen.capacity_blocks for seen in lab.seen], lab.cached_blocks if events else None)
+ALL_BLOCKS = 1 << 20
+
+
+def _picker(name: str, lab: Lab, most_blocks: int = ALL_BLOCKS, *, events: bool = False) -> EndpointPicker:
+    capacities = [seen.capacity_blocks for seen in lab.seen]
+    return EndpointPicker(name, capacities, most_blocks, lab.cached_blocks if events else None)
 
 
 PLACERS: dict[str, Make] = {
@@ -41,9 +45,10 @@ PLACERS: dict[str, Make] = {
         lab, CacheAware("cache aware (vllm)", len(lab.seen), 64, 1.5, 0.3), told
     ),
     "overlap": lambda lab, told: AtOnce(lab, Overlap(len(lab.seen), lab.cached_blocks), told),
-    "picker": lambda lab, told: AtOnce(lab, _picker(lab), told),
-    "picker-precise": lambda lab, told: AtOnce(lab, _picker(lab, events=True), told),
-    "picker-flow": lambda lab, told: FlowControl(lab, _picker(lab), told),
+    "picker": lambda lab, told: AtOnce(lab, _picker("picker (llm-d)", lab, 256), told),
+    "picker-tuned": lambda lab, told: AtOnce(lab, _picker("picker, tuned", lab), told),
+    "picker-precise": lambda lab, told: AtOnce(lab, _picker("picker, KV events", lab, events=True), told),
+    "picker-flow": lambda lab, told: FlowControl(lab, _picker("picker, tuned", lab), told),
     "kvgate": lambda lab, told: Gateway(lab, PlacingSettings()),
 }
 

@@ -178,32 +178,42 @@ class CacheAware(_Plain):
 class EndpointPicker(_Plain):
     """llm-d's and the Gateway API's picker: weighted scores of prefix (3), queue (2) and KV use (2); best wins.
 
-    Gauges every 50 ms. Its prefix index is approximate, bounded by each server's block count, or, ``cached`` given,
-    the precise one that KV events feed.
+    Gauges every 50 ms. Its prefix index is approximate, bounded by each server's block count. By default it hashes no
+    more than the first 256 blocks of a prompt, 4,096 tokens, so all that agents of one kind say looks alike to it;
+    ``most_blocks`` is what an operator may raise that to. With ``cached`` it has the precise index that KV events feed.
     """
 
     scrape_s = 0.05
 
-    def __init__(self, capacities: Sequence[int], cached: Cached | None = None, seed: int = 1) -> None:
-        self.name = "picker (llm-d)" if cached is None else "picker, KV events"
+    def __init__(
+        self,
+        name: str,
+        capacities: Sequence[int],
+        most_blocks: int = 256,
+        cached: Cached | None = None,
+        seed: int = 1,
+    ) -> None:
+        self.name = name
         self._trees = [PrefixIndex(capacity) for capacity in capacities]
+        self._most_blocks = most_blocks
         self._cached = cached
         self._random = random.Random(seed)
 
     def place(self, request: Request, backends: Sequence[Seen], now_s: float) -> int:
         queues = [seen.waiting for seen in backends]
         most, least = max(queues), min(queues)
-        blocks = max(1, len(request.hashes))
+        hashes = request.hashes[: self._most_blocks]
+        blocks = max(1, len(hashes))
         scored = []
         for seen in backends:
             queue = 1.0 if most == least else (most - seen.waiting) / (most - least)
-            prefix = self._matched(seen.index, request.hashes) / blocks
+            prefix = self._matched(seen.index, hashes) / blocks
             scored.append((3 * prefix + 2 * queue + 2 * (1 - seen.kv_usage), self._random.random(), seen.index))
         return max(scored)[2]
 
     def placed(self, request: Request, index: int) -> None:
         if self._cached is None:
-            self._trees[index].remember(request.hashes)
+            self._trees[index].remember(request.hashes[: self._most_blocks])
 
     def _matched(self, index: int, hashes: Sequence[int]) -> int:
         return self._trees[index].matched(hashes) if self._cached is None else self._cached(index, hashes)
