@@ -134,7 +134,7 @@ class Answering:
         response = attempt.response
         assert response is not None, "the attempt was never begun"
         with self._judging(attempt.lease):
-            await self._relay(Exchange(ask, attempt.lease, client, trace), response, attempt.first)
+            await self._relay(Exchange(ask, attempt.lease, client, trace), response, attempt.first, True)
         self._fleet.note_success(attempt.lease.backend.name)
 
     @contextlib.contextmanager
@@ -174,7 +174,9 @@ class Answering:
         self._metrics.upstream_responses.labels(lease.backend.name, f"{response.status // 100}xx").inc()
         return response
 
-    async def _relay(self, on: Exchange, response: UpstreamResponse, first: bytes | None = None) -> None:
+    async def _relay(
+        self, on: Exchange, response: UpstreamResponse, first: bytes | None = None, held: bool = False
+    ) -> None:
         ask, lease, client, trace = on.ask, on.lease, on.client, on.trace
         # truncate_prompt_tokens −1 cuts to the window of the backend taken, which is not known when tokens are counted.
         longest_tokens = trace.count.tokens if trace.count is not None else 0
@@ -187,7 +189,7 @@ class Answering:
             await self._relay_error(on, response, explained)
         elif is_event_stream(response):
             headers += [("cache-control", "no-cache"), ("x-accel-buffering", "no")]
-            await self._relay_events(on, response, headers, first)
+            await self._relay_events(on, response, headers, first, held)
         elif response.headers.get("content-type", "").startswith("application/json") and ask.counted:
             await self._relay_json(on, response, headers)
         elif ask.counted and ask.dialect is not Dialect.POOLING:  # embeddings may come as bare floats
@@ -199,7 +201,7 @@ class Answering:
         self._check(trace)
 
     async def _relay_events(
-        self, on: Exchange, response: UpstreamResponse, headers: Headers, first: bytes | None
+        self, on: Exchange, response: UpstreamResponse, headers: Headers, first: bytes | None, held: bool
     ) -> None:
         """A stream of events, put right on the way and ended with an error where the backend fails."""
         ask, lease, client, trace = on.ask, on.lease, on.client, on.trace
@@ -223,6 +225,7 @@ class Answering:
                 self._settings.relay,
                 lambda error: sse_error(error, ask.dialect, StreamPlace(*repair.place(), ask.model)),
                 first,
+                held,
             )
         finally:
             for name in repair.names:

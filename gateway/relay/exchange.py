@@ -140,9 +140,10 @@ async def relay_events(
     settings: RelaySettings,
     failure: Callable[[GatewayError], bytes],
     first: bytes | None = None,
+    held: bool = False,
 ) -> None:
     """Relay a stream of events as it arrives. ``failure`` words an error for a stream that has begun. ``first``: what
-    was read of it already, ``None`` if it was not waited for yet.
+    was read of it already, if anything; ``held``: that was waited for long enough.
 
     The status waits up to ``hold_headers_s`` for the first byte: until then a failure raises ``BackendFailed`` with
     nothing sent, so that another backend can take over. Afterwards a failure ends the stream with an error event and
@@ -151,7 +152,7 @@ async def relay_events(
     watchdog = Watchdog(client, response, settings, settings.first_byte_timeout_s)
     try:
         data = first
-        if data is None:
+        if data is None and not held:
             with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout(settings.hold_headers_s):
                     data = await response.chunk()

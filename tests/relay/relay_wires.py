@@ -116,9 +116,9 @@ async def serving(make: Callable[[Server], Answer]) -> AsyncIterator[Server]:
         listener.close()
 
 
-def sends(*parts: bytes | float | None) -> Callable[[Server], Answer]:
-    """Answer each connection's first request with ``parts``: bytes are written, numbers are seconds to wait, ``None``
-    waits until the other side closes. Then close.
+def sends(*parts: bytes | float | asyncio.Event | Callable[[], object] | None) -> Callable[[Server], Answer]:
+    """Answer each connection's first request with ``parts``: bytes are written, numbers are seconds to wait, events are
+    waited for, functions called, ``None`` waits until the other side closes. Then close.
     """
 
     def make(server: Server) -> Answer:
@@ -127,6 +127,10 @@ def sends(*parts: bytes | float | None) -> Callable[[Server], Answer]:
             for part in parts:
                 if part is None:
                     await server.wait_closed(reader)
+                elif isinstance(part, asyncio.Event):
+                    await part.wait()
+                elif callable(part):
+                    part()
                 elif isinstance(part, bytes):
                     writer.write(part)
                     await writer.drain()
