@@ -17,6 +17,11 @@ from gateway.fleet.capacity import KvCapacity
 from gateway.fleet.held import Chain
 from gateway.fleet.ledger import Ledger
 
+# A reading is some steps old, and its share of the cache is rounded: so much less than a request holds is as much.
+LEAST_BLOCKS, LESS = 2, 1 / 8
+# What of a prompt that is being read in must have been seen elsewhere before it is taken to be there.
+MISSED = 1 / 4
+
 
 class Engines:
     """The ledgers in the order of the ranks. There is one engine until more are heard of. Times are arguments."""
@@ -122,9 +127,10 @@ class Engines:
         at = rank if asked and rank is not None else self._expected_rank()
         ledger = self._ledgers[at]
         ahead_tokens = ledger.pending_prompt_tokens
-        ledger.reserve(key, prompt_tokens, expected_output_tokens, n, budget_tokens, cached_tokens, chain)
+        guessed = not (asked and heeded) and len(self._ledgers) > 1
+        ledger.reserve(key, prompt_tokens, expected_output_tokens, n, budget_tokens, cached_tokens, chain, guessed)
         self._ranks[key] = at
-        if not (asked and heeded) and len(self._ledgers) > 1:
+        if guessed:
             self._chosen[key] = None
         return ahead_tokens
 
@@ -166,7 +172,9 @@ class Engines:
         """Book the requests whose engine the server chose where the use is that nothing else explains.
 
         Those that must be in what was read go first, the largest in front. Each stays where it is if that engine's use
-        has room for it, and else goes where most is unexplained, but never to an engine that uses less than it holds.
+        has room for it, by and large; else it goes where most is unexplained, but to no engine that uses less than it
+        holds. The others may hold nothing yet: they move only from an engine whose use is explained without them to one
+        where a good part of them would be missed.
         """
         left = [used - ledger.seen_blocks for used, ledger in zip(used_blocks, self._ledgers, strict=True)]
         certain: list[tuple[int, Hashable]] = []
@@ -180,33 +188,28 @@ class Engines:
             else:
                 certain.append((seen_blocks, key))
         certain.sort(key=lambda item: -item[0])
-        for blocks, key in self._astray(certain, left, None):
+        astray: list[tuple[int, Hashable]] = []
+        for blocks, key in certain:
             rank = self._ranks[key]
-            able = [index for index, used in enumerate(used_blocks) if used >= blocks]
-            best = max(able or [rank], key=lambda index: (left[index], index == rank))
-            self._move(key, best)
-            left[best] -= blocks
-        for blocks, key in self._astray(uncertain, left, 1):
-            rank = self._ranks[key]
-            best = max(range(len(left)), key=left.__getitem__)
-            if left[best] > max(2, blocks >> 2):  # else it holds nothing yet, and nothing speaks against where it is
-                self._move(key, best)
-                rank = best
-            left[rank] -= blocks
-
-    def _astray(
-        self, guesses: list[tuple[int, Hashable]], left: list[int], least_blocks: int | None
-    ) -> list[tuple[int, Hashable]]:
-        """Those of ``guesses`` (blocks, key) whose engine has less than ``least_blocks`` ``left`` for them (``None``:
-        than they hold). For the others that is taken off."""
-        astray = []
-        for blocks, key in guesses:
-            rank = self._ranks[key]
-            if left[rank] < (blocks - max(2, blocks >> 3) if least_blocks is None else least_blocks):
+            if left[rank] < _by_and_large(blocks):
                 astray.append((blocks, key))
             else:
                 left[rank] -= blocks
-        return astray
+        for blocks, key in astray:
+            rank = self._ranks[key]
+            able = [index for index, used in enumerate(used_blocks) if used >= _by_and_large(blocks)]
+            best = max(able or [rank], key=lambda index: (left[index], index == rank))
+            self._move(key, best)
+            left[best] -= blocks
+        rest = [(blocks, key) for blocks, key in uncertain if left[self._ranks[key]] <= 0]
+        for blocks, key in uncertain:
+            if left[self._ranks[key]] > 0:
+                left[self._ranks[key]] -= blocks
+        for blocks, key in rest:
+            best = max(range(len(left)), key=left.__getitem__)
+            if left[best] > max(LEAST_BLOCKS, blocks * MISSED):
+                self._move(key, best)
+                left[best] -= blocks
 
     def _move(self, key: Hashable, rank: int) -> None:
         """Book a request at engine ``rank``."""
@@ -228,3 +231,7 @@ class Engines:
 
     def _ledger(self, rank: int) -> Ledger:
         return Ledger(lambda: self._on_change(rank), self._certain)
+
+
+def _by_and_large(blocks: int) -> float:
+    return blocks - max(LEAST_BLOCKS, blocks * LESS)

@@ -39,6 +39,7 @@ class _Entry:
     n: int
     uncached_tokens: int
     chain: Chain = ()
+    guessed: bool = False
     grown_tokens: int = 0
     begun: bool = False
     blocks: int = 0
@@ -113,10 +114,10 @@ class Ledger:
 
     @property
     def used_blocks(self) -> int:
-        """Blocks in use now. Never less than our largest request holds alone."""
+        """Blocks in use now. Never less than our largest request holds alone that is certain to be here."""
         used = self._ours_blocks - self.held.overlap_blocks + self._extra_blocks
         if self._extra_blocks < 0:
-            used = max(used, max((entry.blocks for entry in self._entries.values()), default=0))
+            used = max(used, max((item.blocks for item in self._entries.values() if not item.guessed), default=0))
         return used
 
     @property
@@ -167,18 +168,20 @@ class Ledger:
         budget_tokens: int | None = None,
         cached_tokens: int = 0,
         chain: Chain = (),
+        guessed: bool = False,
     ) -> None:
         """Enter a request that is being sent. Output figures are per sequence; ``n`` sequences share the prompt.
 
         An expectation that is outgrown doubles, up to ``budget_tokens``. ``cached_tokens`` of the prompt should be in
         the cache already: its blocks are needed all the same, but not the time. ``chain``: beginnings of the prompt, to
-        tell which blocks it shares with others of ours; empty where the backend keeps no prefixes.
+        tell which blocks it shares with others of ours; empty where the backend keeps no prefixes. ``guessed``: it may
+        be at another engine of the backend.
         Raises ``ValueError`` if ``key`` is in use.
         """
         if key in self._entries:
             raise ValueError(f"{key!r} is already in the ledger")
         uncached_tokens = max(0, prompt_tokens - cached_tokens)
-        entry = _Entry(prompt_tokens, expected_output_tokens, budget_tokens, max(1, n), uncached_tokens, chain)
+        entry = _Entry(prompt_tokens, expected_output_tokens, budget_tokens, max(1, n), uncached_tokens, chain, guessed)
         self._enter(key, entry)
         self._on_change()
 
