@@ -37,7 +37,7 @@ REPLAY_PAUSE_S = 3.0
 MOST_REPLAYS = 100
 # Unanswered questions after which nothing is taken for known any more.
 MOST_SILENT = 3
-# Without replays, a connection that is gone for longer leaves nothing known.
+# A connection that is gone for longer is made anew; without replays, nothing is known then.
 LOST_S = 5.0
 # Messages that may wait here; beyond it they are dropped, and asked for again.
 HIGH_WATER_MESSAGES = 2000
@@ -96,6 +96,14 @@ class Subscriber:
 
     async def run(self) -> None:
         """Listen until cancelled; what is known is forgotten then."""
+        try:
+            while True:
+                await self._connect()
+        finally:
+            self.feed.restart(Knowledge.NONE)
+
+    async def _connect(self) -> None:
+        """Listen until the connection is lost and does not come back."""
         sub = Inbox.of(self._context, zmq.SUB, _SUB)
         monitor: Inbox | None = None
         try:
@@ -109,12 +117,12 @@ class Subscriber:
                 monitor.close()
             sub.close()
             self.connected = False
-            self.feed.restart(Knowledge.NONE)
 
     async def _listen(self, sub: Inbox, monitor: Inbox) -> None:
         """Take in what comes; ask when nothing does."""
-        await self._begin()
-        asked_s = time.monotonic()
+        if self._sequence.number < 0:
+            await self._begin()
+        began_s = asked_s = time.monotonic()
         while True:
             sub.wake.clear()
             made = self._note_connection(monitor)
@@ -126,9 +134,9 @@ class Subscriber:
             now_s = time.monotonic()
             if heard:
                 asked_s = now_s
-            if self.source.replay_endpoint is None:
-                self._note_loss(now_s)
-            elif made or now_s - asked_s >= IDLE_S:
+            if self._is_lost(max(began_s, self._broken_s or now_s), now_s):
+                return
+            if self.source.replay_endpoint is not None and (made or now_s - asked_s >= IDLE_S):
                 await self._ask_again()
                 asked_s = time.monotonic()
                 continue
@@ -173,7 +181,7 @@ class Subscriber:
         self._sequence.forget()
         self._fresh = True
         if self.source.replay_endpoint is None:
-            self.feed.restart(Knowledge.EXACT)  # a first message with another number than 0 will tell otherwise
+            self.feed.restart(Knowledge.NONE)  # the number of the first message will tell whether it is the first
             return
         self.feed.restart(Knowledge.PARTIAL)
         if not await self._replayed():
@@ -327,9 +335,12 @@ class Subscriber:
             self._broken_s = None if self.connected else time.monotonic()
         return made
 
-    def _note_loss(self, now_s: float) -> None:
-        """Without replays nobody can be asked: if the connection stays away, nothing is known."""
-        if self._broken_s is not None and now_s - self._broken_s > LOST_S:
-            self._broken_s = None
+    def _is_lost(self, since_s: float, now_s: float) -> bool:
+        """Whether the connection broke and stays away: ZeroMQ gives up on one that brought too large a message, and
+        keeps to the address a name had. Without replays nobody can be asked, so nothing is known any more."""
+        if self._broken_s is None or now_s - since_s <= LOST_S:
+            return False
+        if self.source.replay_endpoint is None and self.feed.knowledge is not Knowledge.NONE:
             self._sequence.forget()
             self._forget(Knowledge.NONE, "the connection is lost")
+        return True

@@ -81,7 +81,7 @@ def batch_of(document: Any) -> Batch:
             before = len(events)
             events.extend(_events(each))
             ignored += len(events) == before
-        except (_Odd, TypeError, ValueError, OverflowError, AttributeError):
+        except (_Odd, TypeError, ValueError, OverflowError, AttributeError, LookupError):
             odd += 1
     return Batch(float(sent_s), tuple(events), ignored, odd)
 
