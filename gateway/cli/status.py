@@ -85,6 +85,10 @@ def _backend(backend: Mapping[str, Any]) -> list[str]:
         for model in backend.get("models", ())
     ]
     lines.append(_both("  KV cache", _kv(backend.get("kv"))))
+    engines = backend.get("engines", ())
+    for engine in engines if len(engines) > 1 else ():
+        name = f"    engine {engine.get('engine', UNKNOWN)}, {_number(engine.get('in_flight'))} in flight"
+        lines.append(_both(name, _kv(engine.get("kv"))))
     numbers = (("in flight", "in_flight"), ("running", "running"), ("waiting", "waiting"))
     requests = "   ".join(f"{label} {_number(backend.get(key))}" for label, key in numbers)
     lines.append(_both(f"  {requests}", f"seen {_age(backend.get('age_s'))}"))

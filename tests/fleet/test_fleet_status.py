@@ -66,6 +66,20 @@ def gateway() -> Iterator[tuple[str, dict[str, Any]]]:
     server.server_close()
 
 
+def test_engines_are_shown_where_there_are_several() -> None:
+    engines = [
+        {"engine": "0", "in_flight": 3, "kv": {**KV, "used_tokens": 1000, "usage_ratio": 0.01}},
+        {"engine": "1", "in_flight": 0, "kv": None},
+    ]
+    lines = table({"backends": [{**BACKEND, "engines": engines}]}).splitlines()
+    shown = [line.split() for line in lines if line.startswith("    engine")]
+    assert [" ".join(line) for line in shown] == [
+        "engine 0, 3 in flight 1,000 / 1,234,567 tokens 1%",
+        "engine 1, 0 in flight unknown",
+    ]
+    assert "engine" not in table({"backends": [{**BACKEND, "engines": engines[:1]}]})
+
+
 def test_it_prints_everything_in_sixty_columns(
     gateway: tuple[str, dict[str, Any]], capsys: pytest.CaptureFixture[str]
 ) -> None:
