@@ -52,6 +52,10 @@ class Entry:
         self.floor = 0.0
         self.lane: Lane | None = None
 
+    def __lt__(self, other: Entry) -> bool:
+        """Of one request that waits again and its former self, which a heap still holds, neither comes first."""
+        return False
+
     def __repr__(self) -> str:
         return f"<Entry {self.waiter.sequence} of {self.waiter.flow!r}>"
 

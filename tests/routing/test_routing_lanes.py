@@ -177,6 +177,21 @@ def test_a_request_that_failed_elsewhere_keeps_its_place() -> None:
     assert world.placed == [1, 2]
 
 
+def test_a_request_that_waits_in_its_old_place_once_more_is_still_one() -> None:
+    """A full backend refused it, perhaps more than once: its place is the very same."""
+    world = World("a", blocks=10)
+    world.arrive(waiter(1, "a", tokens=160))
+    request = waiter(2, "a", tokens=160, tag=5.0)
+    for _ in range(3):
+        world.arrive(request)
+        world.leave(2)
+    world.arrive(request)
+    world.release(1)
+    world.carry_out(world.placer.decide(world.now_s))
+    assert world.placed == [1, 2]
+    assert len(world.placer) == 0
+
+
 def test_one_flooding_key_takes_no_more_than_its_share() -> None:
     """Virtual time: a key floods, four others send one request after the other. Jain's index over their tokens."""
     world = World("a", "b", blocks=400)
