@@ -303,6 +303,13 @@ def test_codex_never_gets_the_429_that_it_takes_for_final() -> None:
     assert error_response(busy, Dialect.RESPONSES, "r", Caller(True, False))[0] == 429
 
 
+@pytest.mark.parametrize("error", [NoBackend("All are asleep.", 15.0), BackendBusy("All are full.", True, 15.0)])
+@pytest.mark.parametrize("dialect", list(Dialect))
+def test_backends_that_will_be_back_say_when_to_try_again(error: GatewayError, dialect: Dialect) -> None:
+    headers = dict(error_response(error, dialect, "r")[1])
+    assert (headers["retry-after"], headers["retry-after-ms"]) == ("15", "15000")
+
+
 def test_a_backend_too_busy_has_anthropics_own_status() -> None:
     status, _, body = answer(BackendBusy("Every backend is busy."), Dialect.MESSAGES)
     assert (status, body["error"]["type"]) == (529, "overloaded_error")

@@ -10,7 +10,7 @@ from api_clients import CHAT_CLIENTS, those_who_see_an_overflow
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gateway.api.upstream_errors import client_error, error_event, event_error, read_overflow
+from gateway.api.upstream_errors import client_error, error_event, event_error, is_full, read_error, read_overflow
 from gateway.exceptions import BackendFailed, ContextOverflow
 from gateway.simulator.errors import ApiError, Lengths, check_lengths, envelope
 from gateway.simulator.options import Version
@@ -327,3 +327,29 @@ def test_whatever_the_version_every_client_recognises_that_the_prompt_is_too_lon
     raw = json.dumps(envelope(release, caught.value)).encode()
     status, _, body = client_error(caught.value.status, raw, dialect, "r", M)
     assert those_who_see_an_overflow(status, body) == CHAT_CLIENTS.keys()
+
+
+@pytest.mark.parametrize(
+    ("fields", "full"),
+    [
+        (
+            {
+                "message": "The engine is currently busy and cannot accept new requests. Please try again later or on "
+                "a different instance.",
+                "type": "Service Unavailable",
+            },
+            True,
+        ),
+        ({"message": "The engine has reached its prefill token backlog limit. Please try again later."}, True),
+        ({"message": "Request failed; please retry", "type": "ServiceUnavailableError"}, False),
+        ({"message": "no healthy upstream"}, False),
+    ],
+)
+def test_a_full_queue_is_told_from_other_503s(fields: dict[str, str], full: bool) -> None:
+    assert is_full(read_error(503, json.dumps({"error": {**fields, "code": 503}}).encode())) is full
+
+
+def test_a_server_that_scales_is_not_full() -> None:
+    said = b'{"error":"The model is currently scaling. Please try again later."}'
+    assert not is_full(read_error(503, said))
+    assert not is_full(read_error(503, b"<html>503 Service Temporarily Unavailable</html>"))

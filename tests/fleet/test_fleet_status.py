@@ -110,6 +110,16 @@ def test_what_is_unknown_is_not_shown_as_zero() -> None:
     assert max(map(len, text.splitlines())) <= 60
 
 
+def test_how_it_stands_and_what_is_wrong_is_shown() -> None:
+    trouble = {"kind": "same_server", "detail": "as gpu-large-0.cluster.example.org:8000", "age_s": 240.0}
+    text = table({"backends": [BACKEND | {"condition": "standby", "troubles": [trouble]}]})
+    assert "standby  vLLM 0.32.0" in text
+    assert "! same_server: as gpu-large-0" in text
+    assert "since 4 min ago" in text
+    assert max(map(len, text.splitlines())) <= 60
+    assert "up  vLLM" in table({"backends": [BACKEND | {"condition": "warming", "troubles": []}]})
+
+
 def test_old_numbers_say_so() -> None:
     text = table({"backends": [BACKEND | {"kv": KV | {"stale": True}, "age_s": 300}]})
     assert "50% (old)" in text

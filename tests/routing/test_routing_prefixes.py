@@ -200,3 +200,18 @@ def test_the_shelves_add_up_whatever_happens(script: list[tuple[str, int, list[t
             assert held == {link for link in shelf.links if link in index._holders}
         found = index.match(links, A | B)
         assert all(0 < tokens <= links[-1][1] for tokens in found.values())
+
+
+def test_counters_that_tell_of_several_answers_weigh_as_much_as_these() -> None:
+    one, many = PrefixIndex(), PrefixIndex()
+    for _ in range(5):
+        one.check(1, 1000, 250)
+    many.check_counters(1, 5000, 1250, 5)
+    assert abs(one.trust(1) - many.trust(1)) < 1e-9
+    assert (many.matched_tokens, many.confirmed_tokens) == (one.matched_tokens, one.confirmed_tokens)
+    many.check_counters(1, 5000, 9000, 1000)
+    assert many.trust(1) == 1.0
+    many.check_counters(1, 5000, 0, 1000)
+    assert many.trust(1) == 0.01  # never so low that nothing more is sent to find out
+    many.check_counters(1, 200, 200, 1000)
+    assert many.trust(1) == 0.01  # a block or two say nothing
