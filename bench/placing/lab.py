@@ -324,7 +324,7 @@ class Lab:
         pause_s = self.traffic.answered(request)
         if session.hashes and not _foreign(request):
             self._boundless.said(session.hashes, known)
-            self._pooled.said(session.hashes, known)
+            self._pooled.said(session.hashes)
         if pause_s is not None and self.now_s + pause_s <= self._load.duration_s:
             self._at(self.now_s + pause_s, self._ask, session)
 

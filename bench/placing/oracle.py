@@ -8,9 +8,9 @@ happen to keep what is asked for next; in practice none comes near it under pres
 
 from __future__ import annotations
 
-from collections import OrderedDict
 from collections.abc import Sequence
 
+from bench.placing.lru import RecentBlocks
 from bench.placing.traffic import BLOCK_TOKENS
 
 
@@ -22,9 +22,9 @@ class Boundless:
 
     def asked(self, hashes: Sequence[int]) -> int:
         """Leading tokens of a prompt that were seen before; all of it is from now on."""
-        known = self._known
-        fresh = next((place for place in range(len(hashes)) if hashes[place] not in known), len(hashes))
-        known.update(hashes[fresh:])
+        seen = list(map(self._known.__contains__, hashes))
+        fresh = seen.index(False) if False in seen else len(seen)
+        self._known.update(hashes[fresh:])
         return fresh * BLOCK_TOKENS
 
     def said(self, hashes: Sequence[int], prompt_blocks: int) -> None:
@@ -36,21 +36,14 @@ class Pooled:
     """As many blocks as the fleet has."""
 
     def __init__(self, capacity_blocks: int) -> None:
-        self._capacity = capacity_blocks
-        self._blocks: OrderedDict[int, None] = OrderedDict()
+        self._blocks = RecentBlocks(capacity_blocks)
 
     def asked(self, hashes: Sequence[int]) -> int:
         """Leading tokens of a prompt that are cached; all of it is from now on."""
-        blocks = self._blocks
-        found = next((place for place in range(len(hashes)) if hashes[place] not in blocks), len(hashes))
-        self.said(hashes, 0)
+        found = self._blocks.leading(hashes)
+        self._blocks.use(hashes)
         return found * BLOCK_TOKENS
 
-    def said(self, hashes: Sequence[int], prompt_blocks: int) -> None:
-        """Use what follows the first ``prompt_blocks``: its end first, so that it is the first to be forgotten."""
-        blocks = self._blocks
-        for value in reversed(hashes[prompt_blocks:]):
-            blocks[value] = None
-            blocks.move_to_end(value)
-        while len(blocks) > self._capacity:
-            blocks.popitem(last=False)
+    def said(self, hashes: Sequence[int]) -> None:
+        """A conversation's hashes with its answer: all of it was in use until now."""
+        self._blocks.use(hashes)

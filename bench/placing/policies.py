@@ -8,11 +8,11 @@ operator had labelled the backends) they leave out those that cannot hold the pr
 from __future__ import annotations
 
 import random
-from collections import OrderedDict
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
+from bench.placing.lru import RecentBlocks
 from bench.placing.traffic import BLOCK_TOKENS, Request
 
 
@@ -115,36 +115,6 @@ class PowerOfTwo(_Plain):
         return min(pair, key=lambda seen: (seen.in_flight, seen.index)).index
 
 
-class PrefixIndex:
-    """Which leading blocks were sent where: least recently used blocks are forgotten beyond ``capacity_blocks``."""
-
-    def __init__(self, capacity_blocks: int) -> None:
-        self._capacity = capacity_blocks
-        self._blocks: OrderedDict[int, None] = OrderedDict()
-
-    def matched(self, hashes: Sequence[int]) -> int:
-        """Leading blocks known."""
-        blocks = self._blocks
-        if not hashes or hashes[0] not in blocks:
-            return 0
-        low, high = 1, len(hashes)
-        while low < high:  # a known block's parents are known, too, but for what was just forgotten
-            middle = (low + high + 1) // 2
-            if hashes[middle - 1] in blocks:
-                low = middle
-            else:
-                high = middle - 1
-        return low
-
-    def remember(self, hashes: Sequence[int]) -> None:
-        blocks = self._blocks
-        for value in reversed(hashes):  # heads last: they are the last to be forgotten
-            blocks[value] = None
-            blocks.move_to_end(value)
-        while len(blocks) > self._capacity:
-            blocks.popitem(last=False)
-
-
 class CacheAware(_Plain):
     """SGLang's router and vLLM's: if out of balance the least loaded, else the best prefix match above a threshold.
 
@@ -155,7 +125,7 @@ class CacheAware(_Plain):
 
     def __init__(self, name: str, count: int, absolute: int, relative: float, threshold: float) -> None:
         self.name = name
-        self._trees = [PrefixIndex(1_000_000) for _ in range(count)]
+        self._trees = [RecentBlocks(1_000_000) for _ in range(count)]
         self._absolute = absolute
         self._relative = relative
         self._threshold = threshold
@@ -165,14 +135,14 @@ class CacheAware(_Plain):
         most, least = max(loads), min(loads)
         chosen = min(backends, key=lambda seen: (seen.in_flight, seen.index))
         if not (most - least > self._absolute and most > self._relative * least):
-            best = max(backends, key=lambda seen: (self._trees[seen.index].matched(request.hashes), -seen.in_flight))
-            matched = self._trees[best.index].matched(request.hashes) * BLOCK_TOKENS
+            best = max(backends, key=lambda seen: (self._trees[seen.index].leading(request.hashes), -seen.in_flight))
+            matched = self._trees[best.index].leading(request.hashes) * BLOCK_TOKENS
             if matched > self._threshold * request.prompt_tokens:
                 chosen = best
         return chosen.index
 
     def placed(self, request: Request, index: int) -> None:
-        self._trees[index].remember(request.hashes)
+        self._trees[index].use(request.hashes)
 
 
 class EndpointPicker(_Plain):
@@ -194,7 +164,7 @@ class EndpointPicker(_Plain):
         seed: int = 1,
     ) -> None:
         self.name = name
-        self._trees = [PrefixIndex(capacity) for capacity in capacities]
+        self._trees = [RecentBlocks(capacity) for capacity in capacities]
         self._most_blocks = most_blocks
         self._cached = cached
         self._random = random.Random(seed)
@@ -213,10 +183,10 @@ class EndpointPicker(_Plain):
 
     def placed(self, request: Request, index: int) -> None:
         if self._cached is None:
-            self._trees[index].remember(request.hashes[: self._most_blocks])
+            self._trees[index].use(request.hashes[: self._most_blocks])
 
     def _matched(self, index: int, hashes: Sequence[int]) -> int:
-        return self._trees[index].matched(hashes) if self._cached is None else self._cached(index, hashes)
+        return self._trees[index].leading(hashes) if self._cached is None else self._cached(index, hashes)
 
 
 class Overlap(_Plain):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import random
-from collections import Counter
+from collections import Counter, OrderedDict
 from dataclasses import replace
 from pathlib import Path
 
@@ -16,6 +16,7 @@ from bench.placing import tables
 from bench.placing.baselines import AtOnce, FlowControl
 from bench.placing.jobs import PLACERS, Job, play
 from bench.placing.lab import Lab
+from bench.placing.lru import RecentBlocks
 from bench.placing.oracle import Boundless, Pooled
 from bench.placing.policies import CacheAware, EndpointPicker, NoGateway, RoundRobin, Seen
 from bench.placing.replay import by_characters, conversations
@@ -171,6 +172,22 @@ def test_gauges_are_those_of_the_last_scrape_though_nobody_scrapes() -> None:
 
 
 # Oracles
+
+
+@given(st.integers(0, 8), st.lists(st.lists(st.integers(0, 2), max_size=6), max_size=30))
+def test_the_least_recently_used_blocks_are_forgotten(capacity: int, prompts: list[list[int]]) -> None:
+    recent, plain = RecentBlocks(capacity), OrderedDict[int, None]()
+    for text in prompts:
+        prompt = block_hashes(text, 1, [])
+        assert recent.leading(prompt) == next((i for i, value in enumerate(prompt) if value not in plain), len(prompt))
+        recent.use(prompt)
+        for value in reversed(prompt):
+            plain[value] = None
+            plain.move_to_end(value)
+        while len(plain) > capacity:
+            plain.popitem(last=False)
+        assert len(recent) == len(plain)
+        assert all(value in recent for value in plain)
 
 
 @given(st.lists(st.lists(st.integers(0, 3), max_size=6), max_size=20))
