@@ -20,7 +20,7 @@ from gateway.relay.refusals import closing, queue_full, refusal
 from gateway.routing.blocks import BlockIndex
 from gateway.routing.need import budget_tokens, groups_of
 from gateway.routing.placer import Placer
-from gateway.types import BackendView, Decision, LoadView, Need, Offer, Placed, Waiter, Wish
+from gateway.types import BackendView, Condition, Decision, LoadView, Need, Offer, Placed, Waiter, Wish
 
 NO_WISH = Wish()
 WHOLE = 1 << 40  # tokens: what nothing but the budget bounds
@@ -119,7 +119,8 @@ class Gate:
         and on no backend that is being tried after a failure. The caller releases it."""
         now_s = asyncio.get_running_loop().time()
         views = self._fleet.views(now_s)
-        tried = {offer.backend for offer in offers if (view := views.get(offer.backend)) is None or view.trial}
+        names = {offer.backend for offer in offers}
+        tried = {name for name in names if (view := views.get(name)) and view.condition is Condition.FAILING}
         entry = Queued(self._waiter(offers, prompt_tokens, 1, excluded | tried, model, wish, None, now_s), 0)
         self._admit(entry, now_s)
         if not entry.settled:
