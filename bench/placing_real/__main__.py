@@ -10,11 +10,13 @@ from __future__ import annotations
 import argparse
 import asyncio
 import functools
+import json
 import os
 import signal
 import sys
 from collections.abc import Callable
 from contextlib import AbstractContextManager
+from dataclasses import asdict
 from pathlib import Path
 
 from bench.placing_real import fronts
@@ -76,7 +78,7 @@ def measure(
     chosen: dict[str, Opened],
     options: argparse.Namespace,
 ) -> list[Run]:
-    """Each target in turn, so often; prefix caches are emptied before each."""
+    """Each target in turn, so often; prefix caches are emptied before. Files in ``LOGS`` tell of each request."""
     pace = Pace(clients=options.clients, pause_s=options.pause)
     runs: list[Run] = []
     for number in range(options.rounds):
@@ -84,11 +86,15 @@ def measure(
             try:
                 with opened(servers, LOGS) as front:
                     empty_caches(servers)
-                    done = asyncio.run(run(name, front, servers, conversations, pace, end_token(), options.seed))
+                    playing = run(name, front, servers, conversations, pace, end_token(), options.seed)
+                    done, traces = asyncio.run(playing)
             except Missing as error:
                 print(f"{name}: left out. {error}", file=sys.stderr)
                 continue
             runs.append(done)
+            lines = [json.dumps(asdict(trace)) for trace in traces]
+            path = LOGS / f"{name.replace(' ', '-').replace(',', '')}-{number + 1}.jsonl"
+            path.write_text("\n".join(lines) + "\n", encoding="utf-8")
             load = os.getloadavg()[0]
             print(f"round {number + 1}, {name}: {done.seen.wall_s:.0f} s, load {load:.1f}", file=sys.stderr, flush=True)
     return runs

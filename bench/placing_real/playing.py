@@ -29,6 +29,21 @@ class Pace:
     budget_tokens: int = 1024
 
 
+@dataclass(frozen=True, slots=True)
+class Trace:
+    """One request: moments in seconds since the run began, and what the gateway's headers said, if it was one."""
+
+    conversation: int
+    messages: int
+    sent_s: float
+    first_s: float
+    ended_s: float
+    prompt_tokens: int
+    cached_tokens: int
+    output_tokens: int
+    headers: dict[str, str]
+
+
 class _Failed(Exception):
     """The answer was an error; the message is its kind."""
 
@@ -38,6 +53,8 @@ class Clients:
 
     def __init__(self, session: aiohttp.ClientSession, front: Front, pace: Pace, end_token: int, seed: int) -> None:
         self.seen = Seen()
+        self.traces: list[Trace] = []
+        self._started_s = 0.0
         self._session = session
         self._front = front
         self._pace = pace
@@ -48,7 +65,7 @@ class Clients:
         """All of them; the next begins when one has ended."""
         self.seen.conversations = len(conversations)
         left = iter(list(enumerate(conversations)))
-        started_s = time.monotonic()
+        self._started_s = time.monotonic()
 
         async def client(number: int) -> None:
             await asyncio.sleep(number * self._pace.pause_s / 2)
@@ -56,7 +73,7 @@ class Clients:
                 await self._converse(place, conversation)
 
         await asyncio.gather(*(client(number) for number in range(self._pace.clients)))
-        self.seen.wall_s = time.monotonic() - started_s
+        self.seen.wall_s = time.monotonic() - self._started_s
 
     async def _converse(self, number: int, conversation: Conversation) -> None:
         dice = random.Random(self._seed * 10_007 + number)  # the same pauses with every front
@@ -65,7 +82,7 @@ class Clients:
             self.seen.requests += 1
             try:
                 async with asyncio.timeout(REQUEST_TIMEOUT_S):
-                    await self._ask(self._front.url_of(number), document)
+                    await self._ask(number, self._front.url_of(number), document)
             except _Failed as error:
                 self.seen.failures[str(error)] += 1
                 return
@@ -75,10 +92,10 @@ class Clients:
             await asyncio.sleep(dice.expovariate(1 / self._pace.pause_s))
         self.seen.finished += 1
 
-    async def _ask(self, url: str, document: dict[str, Any]) -> None:
+    async def _ask(self, number: int, url: str, document: dict[str, Any]) -> None:
         sent_s = time.monotonic()
         first_s: float | None = None
-        output_tokens = 0
+        usage: dict[str, Any] = {}
         async with self._session.post(f"{url}/v1/chat/completions", json=document) as response:
             if response.status != 200:
                 raise _Failed(f"{response.status} {kind_of(await response.text())}")
@@ -90,11 +107,29 @@ class Clients:
                     raise _Failed(f"200, then {kind_of(line[6:].decode())}")
                 if first_s is None and any(says_something(choice) for choice in event.get("choices") or ()):
                     first_s = time.monotonic()
-                output_tokens = (event.get("usage") or {}).get("completion_tokens") or output_tokens
+                usage = event.get("usage") or usage
         if first_s is None:
             raise _Failed("200 and nothing said")
         self.seen.first_token_s.append(first_s - sent_s)
-        self.seen.output_tokens += output_tokens
+        self.seen.output_tokens += usage.get("completion_tokens") or 0
+        sent_s, first_s, ended_s = (
+            round(moment - self._started_s, 3) for moment in (sent_s, first_s, time.monotonic())
+        )
+        self.traces.append(
+            Trace(
+                conversation=number,
+                messages=len(document["messages"]),
+                sent_s=sent_s,
+                first_s=first_s,
+                ended_s=ended_s,
+                prompt_tokens=usage.get("prompt_tokens") or 0,
+                cached_tokens=(usage.get("prompt_tokens_details") or {}).get("cached_tokens") or 0,
+                output_tokens=usage.get("completion_tokens") or 0,
+                headers={
+                    name: value for name, value in response.headers.items() if name.lower().startswith("x-kvgate")
+                },
+            )
+        )
 
 
 def says_something(choice: dict[str, Any]) -> bool:
@@ -124,15 +159,16 @@ async def run(
     pace: Pace,
     end_token: int,
     seed: int,
-) -> Run:
-    """Play the conversations to a front and read the servers' counters before and after."""
+) -> tuple[Run, list[Trace]]:
+    """Play the conversations to a front and read the servers' counters before and after; all answered requests."""
     connector = aiohttp.TCPConnector(limit=0)
     async with aiohttp.ClientSession(connector=connector, read_bufsize=2**20) as session:
         before = [await _read(session, server) for server in servers]
         clients = Clients(session, front, pace, end_token, seed)
         await clients.play(conversations)
         after = [await _read(session, server) for server in servers]
-    return Run(name, clients.seen, tuple(now.since(then) for now, then in zip(after, before, strict=True)))
+    done = Run(name, clients.seen, tuple(now.since(then) for now, then in zip(after, before, strict=True)))
+    return done, clients.traces
 
 
 async def _read(session: aiohttp.ClientSession, server: Server) -> Reading:
