@@ -12,7 +12,6 @@ from dataclasses import dataclass
 
 from gateway.block_keys import PromptBlocks
 from gateway.routing.feeds import Feed, Knowledge, Shelf
-from gateway.routing.hopes import Hopes
 
 # A prompt is looked at in so many places, and closer where a run ends.
 LOOKS = 64
@@ -41,7 +40,6 @@ class BlockIndex:
         self.expected_tokens = 0
         self.confirmed_tokens = 0
         self._shelf = Shelf()
-        self._hopes = Hopes()
         self._feeds: dict[tuple[str, int], Feed] = {}
         self._rooms: dict[str, int] = {}
         self._by_size: dict[int, _Sized] = {}
@@ -105,8 +103,8 @@ class BlockIndex:
                     bit = sized.room_of[feed]
                     if bit & mask and run * size > found.get(bit, 0):
                         found[bit] = run * size
-            if self._hopes:
-                for bit, run in self._hopes.match(keys, length, sized.rooms & mask):
+            if self._shelf.hopes:
+                for bit, run in self._shelf.hopes.match(keys, length, sized.rooms & mask):
                     found[bit] = max(found.get(bit, 0), run * size)
         return found, exact
 
@@ -115,18 +113,20 @@ class BlockIndex:
         for size, sized in self._sized().items():
             keys = blocks.keys.get(size)
             if keys is not None and sized.rooms & bit:
-                self._hopes.add(bit, keys, self._now_s)
+                feeds = sum(feed for feed, room in sized.room_of.items() if room == bit)
+                have = max((run for _, run in self._runs(keys, len(keys), feeds)), default=0)
+                self._shelf.hopes.add(bit, keys, have, self._now_s)
                 self._shelf.changes += 1
 
     def expire(self, now_s: float) -> None:
         """It is that late: what was placed a while ago and not reported is not there."""
         self._now_s = now_s
-        if self._hopes and self._hopes.expire(now_s):
+        if self._shelf.hopes and self._shelf.hopes.expire(now_s):
             self._shelf.changes += 1
 
     def gone(self, bit: int) -> None:
         """That backend's process is another one: what was expected of it will not come."""
-        self._hopes.drop(bit)
+        self._shelf.hopes.drop(bit)
         self._trust.pop(bit, None)
         self._shelf.changes += 1
 
@@ -160,7 +160,7 @@ class BlockIndex:
             if bit is None or not feed.size_tokens or feed.knowledge is Knowledge.NONE:
                 continue
             sized = self._by_size.setdefault(feed.size_tokens, _Sized({}))
-            sized.room_of[feed.bit] = bit
+            sized.room_of[feed.bit] = feed.room = bit
             sized.feeds |= feed.bit
             sized.rooms |= bit
             if feed.knowledge is not Knowledge.EXACT:

@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from enum import StrEnum
 
 from gateway.block_keys import ID_BYTES, next_key, root_key
+from gateway.routing.hopes import Hopes
 
 # Blocks of one engine that are kept at most, about 200 bytes each, where its cache's size is unknown.
 MOST_BLOCKS = 1 << 20
@@ -68,15 +69,17 @@ BlockEvent = BlocksStored | BlocksRemoved | BlocksCleared
 
 
 class Shelf:
-    """The keys of all feeds: ``holders`` maps each to a mask of those that have the block.
+    """The keys of all feeds: ``holders`` maps each to a mask of those that have the block; ``hopes`` are those that are
+    expected.
 
     ``changes`` goes up whenever a look-up may find something else, ``layouts`` whenever feeds themselves are others.
     """
 
-    __slots__ = ("_bits", "_free", "_stale", "changes", "holders", "layouts")
+    __slots__ = ("_bits", "_free", "_stale", "changes", "holders", "hopes", "layouts")
 
     def __init__(self) -> None:
         self.holders: dict[int, int] = {}
+        self.hopes = Hopes()
         self.changes = self.layouts = 0
         self._bits = 0
         self._free: list[int] = []
@@ -118,7 +121,7 @@ class Shelf:
 
 
 class Feed:
-    """One engine's blocks. ``bit`` is its own in masks of feeds.
+    """One engine's blocks. ``bit`` is its own in masks of feeds, ``room`` its backend's in masks of backends.
 
     ``orphans`` are blocks that were told of without what stands before them, so that they have no key; ``odd`` events
     could not be understood; after ``overflows`` there were more blocks than the engine has, and all was forgotten.
@@ -126,7 +129,7 @@ class Feed:
 
     __slots__ = (
         "_copied", "_copies", "_keys", "_limit", "_shelf", "backend", "bit", "capacity_blocks", "group", "knowledge",
-        "odd", "orphans", "overflows", "rank", "size_tokens",
+        "odd", "orphans", "overflows", "rank", "room", "size_tokens",
     )  # fmt: skip
 
     def __init__(self, shelf: Shelf, backend: str, rank: int) -> None:
@@ -134,6 +137,7 @@ class Feed:
         self.backend = backend
         self.rank = rank
         self.bit = shelf.bit()
+        self.room = 0
         self.knowledge = Knowledge.NONE
         self.size_tokens = 0
         self.group: int | None = None
@@ -209,6 +213,7 @@ class Feed:
                 return
             key = found
         holders, bit, extras = self._shelf.holders, self.bit, event.extras
+        hoped = self._shelf.hopes.masks
         start = 0
         for place, value in enumerate(hashes):
             known = keys.get(value)
@@ -220,6 +225,8 @@ class Feed:
                 key = next_key(key, ids[start : start + step], extras[place] if extras else "")
                 keys[value] = key
                 holders[key] = holders.get(key, 0) | bit
+                if key in hoped:
+                    self._shelf.hopes.heard(key, self.room)
             start += step
         self._weigh(len(keys) + self._copied)
 

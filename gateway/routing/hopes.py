@@ -1,4 +1,7 @@
-"""Blocks that are expected of placements whose prompts have not been reported yet. Pure; times are arguments."""
+"""Blocks that are expected of placements whose prompts have not been reported yet. Pure; times are arguments.
+
+What is expected of a block ends with the first report of it, and with time.
+"""
 
 from __future__ import annotations
 
@@ -27,22 +30,31 @@ class Hopes:
     """What placements of the last seconds will have put into which backend's cache. Backends are bits of a mask."""
 
     def __init__(self) -> None:
-        self._masks: dict[int, int] = {}  # key to the mask of the backends where it is expected
+        self.masks: dict[int, int] = {}  # key to the mask of the backends where it is expected
         self._counts: dict[tuple[int, int], int] = {}
         self._due: deque[tuple[float, int, tuple[int, ...]]] = deque()
 
     def __len__(self) -> int:
         return len(self._due)
 
-    def add(self, bit: int, keys: Sequence[int], now_s: float) -> None:
-        """A prompt with blocks of these keys was placed there."""
-        marks = tuple([keys[place - 1] for place in _MARKS[: bisect_right(_MARKS, len(keys))]])
+    def add(self, bit: int, keys: Sequence[int], have: int, now_s: float) -> None:
+        """A prompt with blocks of these keys was placed there; the first ``have`` are there already."""
+        marks = tuple(
+            [keys[place - 1] for place in _MARKS[bisect_right(_MARKS, have) : bisect_right(_MARKS, len(keys))]]
+        )
+        if not marks:
+            return
         for key in marks:
-            self._masks[key] = self._masks.get(key, 0) | bit
+            self.masks[key] = self.masks.get(key, 0) | bit
             self._counts[key, bit] = self._counts.get((key, bit), 0) + 1
         self._due.append((now_s + EXPECTED_S, bit, marks))
         if len(self._due) > MOST_EXPECTED:
             self._give_up()
+
+    def heard(self, key: int, bit: int) -> None:
+        """That block was reported: what was expected of it there has come."""
+        if self._counts.pop((key, bit), None) is not None:
+            self._lift(key, bit)
 
     def expire(self, now_s: float) -> bool:
         """Time has passed. Returns whether something is expected no longer."""
@@ -65,7 +77,7 @@ class Hopes:
         found: list[tuple[int, int]] = []
         left = mask
         for place in reversed(_MARKS[: bisect_right(_MARKS, length)]):
-            here = self._masks.get(keys[place - 1], 0) & left
+            here = self.masks.get(keys[place - 1], 0) & left
             if here:
                 left &= ~here
                 while here:
@@ -79,12 +91,15 @@ class Hopes:
     def _give_up(self) -> None:
         _, bit, marks = self._due.popleft()
         for key in marks:
-            count = self._counts.pop((key, bit)) - 1
-            if count:
-                self._counts[key, bit] = count
-                continue
-            left = self._masks[key] & ~bit
-            if left:
-                self._masks[key] = left
-            else:
-                del self._masks[key]
+            count = self._counts.pop((key, bit), 0)
+            if count > 1:
+                self._counts[key, bit] = count - 1
+            elif count:
+                self._lift(key, bit)
+
+    def _lift(self, key: int, bit: int) -> None:
+        left = self.masks[key] & ~bit
+        if left:
+            self.masks[key] = left
+        else:
+            del self.masks[key]

@@ -215,6 +215,19 @@ def test_a_placement_counts_until_it_is_reported_or_overdue() -> None:
     assert index.match(blocks_of(PROMPT), A)[0] == {A: 16}
 
 
+def test_what_was_reported_is_not_expected_any_more() -> None:
+    """Else it would count for a while after it was evicted."""
+    index = BlockIndex()
+    feed = known(index, "a", A, stored([1] * SIZE))
+    index.expect(A, blocks_of(PROMPT))
+    feed.apply(stored(PROMPT))
+    feed.apply(BlocksRemoved(hashes_of(PROMPT)[5:]))
+    assert index.match(blocks_of(PROMPT), A)[0] == {A: 20}
+    index.expect(A, blocks_of(PROMPT[:20]))  # all there
+    feed.apply(BlocksRemoved(hashes_of(PROMPT)))
+    assert index.match(blocks_of(PROMPT), A)[0] == {}
+
+
 def test_nothing_is_expected_of_a_process_that_is_gone() -> None:
     index = BlockIndex()
     known(index, "a", A, stored([1] * SIZE))
