@@ -48,7 +48,7 @@ def main() -> None:
             if found.load.flood:
                 jobs += [Job(found, level, policy, options.seed, calm=True) for policy in options.policy]
             groups.append(jobs)
-    written = []
+    written: list[dict[str, object]] = []
     for jobs, results in zip(groups, _grouped(groups, options.jobs), strict=True):
         _show(jobs[0], results, options.minutes, options.backends, markdown=options.markdown)
         written.extend(_written(item) for item in results)

@@ -56,6 +56,7 @@ class Gateway:
             ledger.set_capacity(KvCapacity(1, seen.capacity_blocks, backend.engine.config.block_size_tokens))
             ledger.begin_scrape()
             ledger.reconcile(0, 0.0)
+        self._epochs = [0 for _ in lab.seen]
         self._waiting: dict[int, tuple[Waiter, Request]] = {}
         self._sent: dict[int, _Sent] = {}
 
@@ -108,8 +109,13 @@ class Gateway:
 
     def failed(self, request: Request, backend: int, now_s: float) -> None:
         self._ledgers[backend].release(request.number)
-        self._sent.pop(request.number, None)
-        self._lab.seen[backend].up = False  # its connections broke: that is seen at once
+        sent = self._sent.pop(request.number)
+        if sent.first_s is None:
+            chain, matched_tokens = sent.waiter.chain, sent.placed.matched_tokens
+            self._placer.unanswered(str(backend), chain, MODEL, matched_tokens)
+        if self._lab.seen[backend].up:
+            self._lab.seen[backend].up = False  # its connections broke: that is seen at once
+            self._epochs[backend] += 1  # and when it is back its metrics tell that it is another process
 
     def returned(self, request: Request, backend: int, now_s: float) -> None:
         raise AssertionError("it was sent to a backend whose window it does not fit")
@@ -174,6 +180,7 @@ class Gateway:
             pending_prompt_tokens=ledger.pending_prompt_tokens,
             prefill_s=rates.prefill_s,
             output_s=rates.output_s,
+            epoch=self._epochs[index],
         )
 
 
