@@ -14,31 +14,20 @@ from gateway.api.rewrite import upstream_body
 from gateway.api.upstream_errors import client_error, error_event, event_error, is_full, read_error, read_overflow
 from gateway.config import Settings
 from gateway.exceptions import BackendBusy, BackendFailed, BackendTimeout, ContextOverflow, EngineGone
-from gateway.fitting import trim_headers
 from gateway.fleet.fleet import Fleet
+from gateway.headers import explained, forwarded
 from gateway.observe.metrics import Metrics
 from gateway.relay.client import Client, Scope
 from gateway.relay.events import EventStream
-from gateway.relay.exchange import HOP_BY_HOP, is_event_stream, passed_headers, relay_bytes, relay_events
+from gateway.relay.exchange import is_event_stream, passed_headers, relay_bytes, relay_events
 from gateway.relay.lease import Lease
 from gateway.relay.repair import StreamRepair
 from gateway.relay.sse import cached_tokens_of, output_tokens_of, prompt_tokens_of, usage_of
 from gateway.relay.told import TRUE, UsageTold
 from gateway.relay.upstream import Upstream, UpstreamResponse
 from gateway.tokens.service import Counter
-from gateway.trace import Trace, counted, repaired
+from gateway.trace import Trace
 from gateway.types import Ask, Dialect
-
-# What a client says to us and not to the backend. Its credentials are ours to check; bodies are relayed uncompressed.
-NOT_FORWARDED = HOP_BY_HOP | {
-    "host",
-    "content-length",
-    "authorization",
-    "x-api-key",
-    "cookie",
-    "accept-encoding",
-    "expect",
-}
 
 # Answers of counted dialects are read whole, so that another backend can take over until the end and their usage can be
 # checked. Only one with logprobs of a very long output comes near this; beyond it the backend is taken for broken.
@@ -167,7 +156,7 @@ class Answering:
         response = await self._upstream.open(
             scope["method"],
             lease.backend.url + quote(ask.path, safe=UNQUOTED) + (f"?{query}" if query else ""),
-            self._forwarded(scope, lease, trace),
+            forwarded(scope, lease, trace),
             upstream_body(ask, lease.offer) if ask.body else None,
             relay.first_byte_timeout_s if ask.stream else relay.answer_timeout_s,
         )
@@ -183,10 +172,10 @@ class Answering:
         trace.cut_by_backend = ask.truncate_prompt_tokens == -1 and longest_tokens >= lease.offer.window_tokens
         if response.status in RETRY_STATUSES:
             await self._give_up_on(response)
-        explained = self._explained(trace, ask, lease)
-        headers = [*passed_headers(response), ("x-request-id", trace.request_id), *explained]
+        told = explained(trace, ask, lease)
+        headers = [*passed_headers(response), ("x-request-id", trace.request_id), *told]
         if response.status >= 400:
-            await self._relay_error(on, response, explained)
+            await self._relay_error(on, response, told)
         elif is_event_stream(response):
             headers += [("cache-control", "no-cache"), ("x-accel-buffering", "no")]
             await self._relay_events(on, response, headers, first, held)
@@ -256,7 +245,7 @@ class Answering:
         body = self._told(on.lease, on.trace).tell_in(body)
         await on.client.answer(response.status, headers, body)
 
-    async def _relay_error(self, on: Exchange, response: UpstreamResponse, explained: Headers) -> None:
+    async def _relay_error(self, on: Exchange, response: UpstreamResponse, told: Headers) -> None:
         """A backend's own refusal keeps its meaning; one that clients could misread is worded anew."""
         ask, lease, trace = on.ask, on.lease, on.trace
         body = await response.read(READ_WHOLE_BYTES, self._settings.relay.idle_timeout_s)
@@ -271,56 +260,15 @@ class Answering:
             response.status, body, ask.dialect, trace.request_id, lease.offer.window_tokens, trace.caller
         )
         trace.outcome = f"upstream_{status // 100}xx"
-        await on.client.answer(status, headers + explained, body)
+        await on.client.answer(status, headers + told, body)
 
     async def _give_up_on(self, response: UpstreamResponse) -> None:
         """Another backend may do better: raise what this one said."""
-        said = read_error(
-            response.status, await response.read(READ_WHOLE_BYTES, self._settings.relay.idle_timeout_s)
-        )
+        said = read_error(response.status, await response.read(READ_WHOLE_BYTES, self._settings.relay.idle_timeout_s))
         response.release()
         if response.status == 503:
             raise BackendBusy(said.message, is_full(said))
         raise BackendFailed(f"The backend answered {response.status}. Try again.")
-
-    def _forwarded(self, scope: Scope, lease: Lease, trace: Trace) -> dict[str, str]:
-        """The client's headers as the backend gets them, with the backend's own credentials."""
-        headers = {
-            name: _text(value)
-            for name, value in ((raw.decode("latin-1"), value) for raw, value in scope["headers"])
-            if name not in NOT_FORWARDED and not name.startswith("x-kvgate-")
-        }
-        headers["x-request-id"] = trace.request_id
-        headers["accept-encoding"] = "identity"
-        if lease.backend.priority_scheduling:
-            headers["x-vllm-priority"] = str(lease.rank - 1)  # 0.32; lower is sooner, as with us
-        if lease.backend.rank is not None:
-            headers["x-data-parallel-rank"] = str(lease.backend.rank)
-        if lease.backend.api_key:
-            headers["authorization"] = f"Bearer {lease.backend.api_key.get_secret_value()}"
-        return headers
-
-    def _explained(self, trace: Trace, ask: Ask, lease: Lease) -> list[tuple[str, str]]:
-        """The headers that tell the client what was done. Documented in docs/headers.md."""
-        offer = lease.offer
-        headers = [
-            ("x-kvgate-backend", lease.backend.name),
-            ("x-kvgate-queue-wait-ms", str(round(trace.queue_wait_s * 1000))),
-        ]
-        if lease.backend.rank is not None:
-            headers.append(("x-kvgate-engine", str(lease.backend.rank)))
-        if trace.hedge:
-            headers.append(("x-kvgate-hedge", trace.hedge))
-        if trace.count is not None:
-            headers += counted(trace.count)
-            headers.append(("x-kvgate-window", str(offer.window_tokens)))
-            if offer.output_tokens:
-                headers.append(("x-kvgate-output-tokens", str(offer.output_tokens)))
-            if offer.clamped and ask.output_tokens is not None:
-                headers.append(("x-kvgate-clamped-from", str(ask.output_tokens)))
-        if trace.fitted is not None:
-            headers += trim_headers(trace.fitted)
-        return headers + repaired(trace.repairs)
 
     def _note_clamp(self, ask: Ask, lease: Lease, trace: Trace) -> None:
         given_tokens = lease.offer.output_tokens
@@ -345,11 +293,3 @@ class Answering:
 def _names_a_rank(message: str) -> bool:
     """Whether vLLM refuses the engine it was asked for (0.32: ``data_parallel_rank 3 is out of range [0, 2).``)."""
     return "data_parallel_rank" in message and "out of range" in message
-
-
-def _text(value: bytes) -> str:
-    """A header's value such that aiohttp, which writes UTF-8, sends the same bytes again if they are UTF-8."""
-    try:
-        return value.decode()
-    except UnicodeDecodeError:
-        return value.decode("latin-1")
