@@ -23,7 +23,7 @@ from gateway.fleet.rates import Rates
 from gateway.fleet.records import BackendRecord, EngineRecord, ModelRecord, kv_record
 from gateway.fleet.standing import START_S, Signs, condition
 from gateway.fleet.targets import Target
-from gateway.fleet.troubles import SAID, Turn
+from gateway.fleet.troubles import SAID, Trouble, Turn
 from gateway.fleet.witness import Witness
 from gateway.types import Condition, Health, Need
 
@@ -37,6 +37,8 @@ LEAST_WARMTH = 0.1
 QUIET_S = 60.0
 
 _keys = itertools.count(1)
+# The most the prompt may have taken of a whole answer's time for the rest to tell the pace of its output.
+WHOLE_SHARE = 0.25
 NO_NEED = Need(0, 0)
 
 
@@ -98,6 +100,24 @@ class Reservation:
             own_tokens = max(0, self._need.prompt_tokens - self.cached_tokens)
             took_s = self._backend.now_s() - self._placed_s
             self._backend.rates.prefilled(self._ahead_tokens + own_tokens, took_s)
+            self.timed_out()
+
+    def prefilled(self) -> None:
+        """The prompt should be done by now: of what is not streamed no byte tells."""
+        self._backend.engines.prefilled(self._key)
+
+    def took(self, output_tokens: int, seconds: float) -> None:
+        """A whole answer of so many tokens, over all sequences, came after ``seconds``. It tells how long the prompt
+        took if there was no output to speak of, and the pace of the output if the prompt was no great part of it."""
+        rates = self._backend.rates
+        own_tokens = max(0, self._need.prompt_tokens - self.cached_tokens)
+        prompt_s = rates.expected_s(self._ahead_tokens + own_tokens)
+        each_tokens = output_tokens // self._need.n
+        if each_tokens <= 1:
+            rates.prefilled(self._ahead_tokens + own_tokens, seconds)
+        elif prompt_s is not None and prompt_s <= WHOLE_SHARE * seconds:
+            rates.generated(each_tokens - 1, seconds - prompt_s)
+        self._backend.touched()
 
     def first_byte(self) -> None:
         """The backend began to answer."""
@@ -567,7 +587,11 @@ class WatchedBackend:
             log.info("backend %s: KV cache %s", self.name, capacity or "unknown: placing by requests in flight")
             self._set_capacity(count, capacity)
         if capacity is not None and (used := used_blocks(reading, capacity)) is not None:
+            disobeyed = self.engines.disobeyed
             self.engines.reconcile(used, requests_by_rank(reading), started_s)
+            if self.engines.disobeyed > disobeyed:
+                turn = self.witness.troubles.begin(Trouble.RANKS_IGNORED, "", self._clock())
+                self.tell([turn] if turn is not None else [])
 
     def _forget(self) -> None:
         """Another process answers: what the one before did says nothing of it."""

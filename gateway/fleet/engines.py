@@ -34,6 +34,8 @@ class Engines:
         self._capacity: KvCapacity | None = None
         self._ranks: dict[Hashable, int] = {}  # at which engine each request is booked
         self._chosen: dict[Hashable, None] = {}  # requests whose engine the server chose
+        self._missed: frozenset[Hashable] = frozenset()  # not where they were asked for, by the last scrape
+        self.disobeyed = 0  # requests that were not where they were asked for
         self._turn = 0
 
     def __repr__(self) -> str:
@@ -140,6 +142,12 @@ class Engines:
         if rank is not None:
             self._ledgers[rank].first_byte(key)
 
+    def prefilled(self, key: Hashable) -> None:
+        """Its prompt should have been worked on by now, though no byte tells."""
+        rank = self._ranks.get(key)
+        if rank is not None:
+            self._ledgers[rank].prefilled(key)
+
     def grow(self, key: Hashable, tokens: int) -> None:
         """So many more tokens were generated, over all sequences of the request."""
         rank = self._ranks.get(key)
@@ -163,10 +171,26 @@ class Engines:
         (``None``: unknown), both by rank. Raises ``ValueError`` if that is not one figure for each engine."""
         if len(used_blocks) != len(self._ledgers) or (requests is not None and len(requests) != len(self._ledgers)):
             raise ValueError(f"{len(used_blocks)} figures for {len(self._ledgers)} engines")
+        if len(self._ledgers) > 1:
+            self._look_for_disobedience(used_blocks)
         if self._chosen:
             self._book_anew(used_blocks)
         for rank, ledger in enumerate(self._ledgers):
             ledger.reconcile(used_blocks[rank], started_s, None if requests is None else requests[rank])
+
+    def _look_for_disobedience(self, used_blocks: Sequence[int]) -> None:
+        """A request that holds more than its engine uses, at two scrapes in a row, is not where it was asked for. Once
+        may be chance: the server may have ended it a moment before we know. From then on its engine is a guess."""
+        missed = frozenset(
+            key
+            for used, ledger in zip(used_blocks, self._ledgers, strict=True)
+            for key in ledger.misses(used + max(LEAST_BLOCKS, used * LESS))
+        )
+        for key in missed & self._missed:
+            self._ledgers[self._ranks[key]].doubt(key)
+            self._chosen[key] = None
+            self.disobeyed += 1
+        self._missed = missed
 
     def _book_anew(self, used_blocks: Sequence[int]) -> None:
         """Book the requests whose engine the server chose where the use is that nothing else explains.

@@ -194,6 +194,15 @@ class Ledger:
             self._pending_tokens -= entry.uncached_tokens
             self._on_change()
 
+    def prefilled(self, key: Hashable) -> None:
+        """Its prompt should have been worked on by now, though no byte tells: nobody waits behind it any more."""
+        entry = self._entries.get(key)
+        if entry is not None and not entry.begun and entry.uncached_tokens:
+            self._pending_tokens -= entry.uncached_tokens
+            entry.uncached_tokens = 0
+            self.changes += 1
+            self._on_change()
+
     def grow(self, key: Hashable, tokens: int) -> None:
         """So many more tokens were generated, over all sequences of the request."""
         entry = self._entries.get(key)
@@ -226,6 +235,19 @@ class Ledger:
         Raises ``KeyError``."""
         entry = self._entries[key]
         return entry.blocks, entry.marked_blocks
+
+    def misses(self, used_blocks: float) -> list[Hashable]:
+        """The requests that are certain to be here and that the scrape under way must have seen, but that hold more
+        than so many blocks."""
+        return [
+            key
+            for key, entry in self._entries.items()
+            if not entry.guessed and entry.marked_blocks is not None and entry.marked_blocks > used_blocks
+        ]
+
+    def doubt(self, key: Hashable) -> None:
+        """A request that was certain to be here may be elsewhere. Raises ``KeyError``."""
+        self._entries[key].guessed = True
 
     def take_over(self, key: Hashable, other: Ledger) -> None:
         """A request of ``other`` is at this engine: it was never there. Raises ``KeyError``."""

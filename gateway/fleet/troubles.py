@@ -34,6 +34,7 @@ class Trouble(StrEnum):
     SAME_SERVER = "same_server"
     LISTED_TWICE = "listed_twice"
     STALLED = "stalled"
+    RANKS_IGNORED = "ranks_ignored"
 
 
 SAID = {
@@ -51,6 +52,7 @@ SAID = {
     Trouble.SAME_SERVER: "it is the same server as another backend; nothing is placed here while that one is up",
     Trouble.LISTED_TWICE: "its URL stands more than once in the settings; it counts once",
     Trouble.STALLED: "requests wait there and none makes progress",
+    Trouble.RANKS_IGNORED: "requests are not at the engine they were sent to; their engines are guessed from now on",
 }
 
 # These are not seen on a page, but beside it.

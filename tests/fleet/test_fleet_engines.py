@@ -116,6 +116,21 @@ def test_a_wrong_guess_frees_nothing_before_it_is_known_to_be_free() -> None:
     assert use(books) == [100, 0]
 
 
+def test_who_does_not_obey_is_found_out_and_followed() -> None:
+    books = engines(2)
+    books.reserve("a", 0, 1600, 0)
+    books.first_byte("a")
+    scrape(books, [0, 100])
+    assert (books.rank_of("a"), books.disobeyed) == (0, 0)  # it may just have ended, and another begun
+    scrape(books, [0, 100])
+    assert (books.rank_of("a"), books.disobeyed, use(books)) == (1, 1, [0, 100])
+    books.reserve("b", 0, 160, 0)
+    books.first_byte("b")
+    scrape(books, [9, 100])  # a reading may be a step old
+    scrape(books, [9, 100])
+    assert books.disobeyed == 1
+
+
 def test_figures_must_be_one_for_each_engine() -> None:
     books = engines(2)
     with pytest.raises(ValueError, match="3 figures for 2 engines"):
