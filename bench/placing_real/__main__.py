@@ -35,7 +35,7 @@ TARGETS: dict[str, Opened] = {
     "none, one server each": fronts.fixed,
     "none, all to the large": fronts.largest,
     **{f"vllm-router {policy}": functools.partial(fronts.router, policy=policy) for policy in fronts.ROUTER_POLICIES},
-    "kvgate": fronts.gateway,
+    "kvgate": functools.partial(fronts.gateway, settings=()),
 }
 
 
@@ -49,12 +49,16 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("--rounds", type=int, default=2, help="times that all is measured (default: %(default)s)")
     parser.add_argument("--seed", type=int, default=1, help="of the made conversations, and of the pauses")
     parser.add_argument("--only", action="append", help="measure this target only (part of its name); repeatable")
+    parser.add_argument(
+        "--set", action="append", default=[], metavar="KEY=VALUE", help="a setting of kvgate; repeatable"
+    )
     options = parser.parse_args(arguments)
     try:
         conversations = read(options.conversations) if options.conversations else made(options.seed, options.count)
     except NoConversations as error:
         parser.error(str(error))
-    chosen = {name: opened for name, opened in TARGETS.items() if _wanted(name, options.only)}
+    targets: dict[str, Opened] = {**TARGETS, "kvgate": functools.partial(fronts.gateway, settings=options.set)}
+    chosen = {name: opened for name, opened in targets.items() if _wanted(name, options.only)}
     if not chosen:
         parser.error(f"no target is named so; there are {', '.join(TARGETS)}")
     LOGS.mkdir(parents=True, exist_ok=True)

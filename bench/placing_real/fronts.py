@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -61,7 +61,7 @@ def router(servers: tuple[Server, Server], logs: Path, policy: str) -> Iterator[
 
 
 @contextmanager
-def gateway(servers: tuple[Server, Server], logs: Path, *settings: str) -> Iterator[Front]:
+def gateway(servers: tuple[Server, Server], logs: Path, settings: Sequence[str]) -> Iterator[Front]:
     """This gateway with its own defaults, and ``settings`` as of ``--set``."""
     port = free_port()
     command = [sys.executable, "-m", "gateway", "serve", "--port", str(port)]
