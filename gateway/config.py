@@ -527,6 +527,10 @@ class Settings(BaseSettings):
         twice = sorted({label for label in labels if labels.count(label) > 1})
         if twice:
             raise ValueError(f"two backends are named {', '.join(twice)}; give each its own name")
+        for backend in unique.values():
+            engines = [label for label in labels if re.fullmatch(rf"{re.escape(backend.label)}#\d+", label)]
+            if backend.pin_ranks and engines:
+                raise ValueError(f"{engines[0]} is what an engine of {backend.label} is called; name it otherwise")
         return tuple(unique.values())
 
     @model_validator(mode="after")
