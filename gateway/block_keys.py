@@ -52,6 +52,20 @@ def id_bytes(ids: Iterable[int]) -> bytes:
     return array(_TYPE, ids).tobytes()
 
 
+def same_bytes(one: bytes, other: bytes) -> int:
+    """How many first bytes two texts have in common."""
+    low, high = 0, min(len(one), len(other)) + 1
+    if one[: high - 1] == other[: high - 1]:
+        return high - 1
+    while high - low > 1:  # the first ``low`` are equal, the first ``high`` are not
+        middle = (low + high) // 2
+        if one[low:middle] == other[low:middle]:
+            low = middle
+        else:
+            high = middle
+    return low
+
+
 def from_little_endian(ids: bytes) -> bytes:
     """The same of ids that came as little-endian 32-bit integers."""
     if sys.byteorder == "little":

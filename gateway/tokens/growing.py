@@ -16,7 +16,7 @@ from typing import Any
 
 import orjson
 
-from gateway.block_keys import ID_BYTES, BlockWish, Keys, PromptBlocks, block_keys
+from gateway.block_keys import ID_BYTES, BlockWish, Keys, PromptBlocks, block_keys, same_bytes
 from gateway.tokens.chain import Chain, Entry, entries_of_whole
 from gateway.tokens.edges import Edges
 from gateway.tokens.encoder import Encoder
@@ -186,15 +186,13 @@ class Conversations:
         cuts: list[_Cut | None] = []
         chain, chars = Chain(), 0
         parts: list[bytes] = []
-        same_tokens = 0
         if start and known is not None:
             cuts += known.cuts[: start + 1]
             cut = known.cuts[start]
             assert cut is not None
             chain, chars = cut.chain, cut.chars
             if known.ids is not None:
-                same_tokens = chain.tokens
-                parts.append(known.ids[: same_tokens * ID_BYTES])
+                parts.append(known.ids[: chain.tokens * ID_BYTES])
         else:
             texts.insert(0, session.marks.before)
         following = _following(texts)
@@ -223,7 +221,7 @@ class Conversations:
             self._keep(rendered, cuts, None, {})
             return Counted(chain.tokens, chain.entries)
         ids = b"".join(parts)
-        blocks = _blocks(ids, wish, known.keys if known is not None else {}, same_tokens)
+        blocks = _blocks(ids, wish, known)
         self._keep(rendered, cuts, ids, {(size, wish.root): keys for size, keys in blocks.keys.items()})
         return Counted(chain.tokens, chain.entries, blocks)
 
@@ -281,13 +279,17 @@ def whole(
         return Counted(tokens, entries_of_whole(text, tokens))
     ids = encoder.id_bytes(text, add_special_tokens)
     tokens = len(ids) // ID_BYTES
-    return Counted(tokens, entries_of_whole(text, tokens), _blocks(ids, wish, {}, 0))
+    return Counted(tokens, entries_of_whole(text, tokens), _blocks(ids, wish, None))
 
 
-def _blocks(ids: bytes, wish: BlockWish, known: Mapping[tuple[int, int], Keys], same_tokens: int) -> PromptBlocks:
-    """The blocks of a prompt whose first ``same_tokens`` are those of an earlier one, with ``known`` keys."""
+def _blocks(ids: bytes, wish: BlockWish, known: _Known | None) -> PromptBlocks:
+    """The blocks of a prompt. The keys of those that a known one begins with are not made again."""
+    before: Mapping[tuple[int, int], Keys] = {}
+    same_tokens = 0
+    if known is not None and known.ids is not None:
+        before, same_tokens = known.keys, same_bytes(known.ids, ids) // ID_BYTES
     keys = {
-        size: block_keys(ids, size, wish.root, known.get((size, wish.root), ())[: same_tokens // size])
+        size: block_keys(ids, size, wish.root, before.get((size, wish.root), ())[: same_tokens // size])
         for size in wish.sizes
     }
     return PromptBlocks(len(ids) // ID_BYTES, keys)
