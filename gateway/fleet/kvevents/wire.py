@@ -7,7 +7,7 @@ understood is left out and counted, never an error: only a payload that is no ba
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -21,6 +21,7 @@ _STORED = (
 )  # fmt: skip
 _REMOVED = ("block_hashes", "medium", "group_idx", "locality", "ownership")
 _FIELDS: Mapping[Any, tuple[str, ...]] = {"BlockStored": _STORED, "BlockRemoved": _REMOVED, "AllBlocksCleared": ()}
+_HERE = frozenset({None, "GPU", "gpu"})
 # Kinds of KV cache groups in which a block stands for all tokens before it. Those of others come and go by themselves.
 _WHOLE = frozenset({None, "full_attention", "mla_attention", "sink_full_attention"})
 # A longer run of blocks is handed on in parts, so that whoever takes them in can let others go between them.
@@ -78,17 +79,19 @@ def batch_of(document: Any) -> Batch:
     ignored = odd = 0
     for each in raw:
         try:
-            before = len(events)
-            events.extend(_events(each))
-            ignored += len(events) == before
+            found = _events(each)
+            if found:
+                events += found
+            else:
+                ignored += 1
         except (_Odd, TypeError, ValueError, OverflowError, AttributeError, LookupError):
             odd += 1
     return Batch(float(sent_s), tuple(events), ignored, odd)
 
 
-def _events(raw: Any) -> Iterator[BlockEvent]:
+def _events(raw: Any) -> Sequence[BlockEvent]:
     """What an event comes down to: nothing if it is about another cache."""
-    if isinstance(raw, dict):
+    if type(raw) is dict:
         name, fields = raw.get("type"), raw
     else:
         name = raw[0] if isinstance(raw, list) and raw else None
@@ -97,24 +100,22 @@ def _events(raw: Any) -> Iterator[BlockEvent]:
             raise _Odd
         fields = dict(zip(names, raw[1:], strict=False))
     if name == "AllBlocksCleared":
-        yield BlocksCleared()
-        return
+        return (BlocksCleared(),)
     if name not in ("BlockStored", "BlockRemoved"):
         raise _Odd
     medium = fields.get("medium")
-    if (medium is not None and str(medium).upper() != "GPU") or fields.get("locality") == "REMOTE":
-        return
+    if medium not in _HERE or fields.get("locality") == "REMOTE":
+        return ()
     group = fields.get("group_idx")
     hashes = [_hash(value) for value in fields["block_hashes"] or ()]
     if not hashes or not (group is None or isinstance(group, int)):
         raise _Odd
     if name == "BlockRemoved":
-        yield BlocksRemoved(hashes, group)
-    elif fields.get("kv_cache_spec_kind") in _WHOLE:
-        yield from _stored(fields, hashes, group)
+        return (BlocksRemoved(hashes, group),)
+    return _stored(fields, hashes, group) if fields.get("kv_cache_spec_kind") in _WHOLE else ()
 
 
-def _stored(fields: Mapping[str, Any], hashes: list[int], group: int | None) -> Iterator[BlocksStored]:
+def _stored(fields: Mapping[str, Any], hashes: list[int], group: int | None) -> Sequence[BlocksStored]:
     size = fields["block_size"]
     if not isinstance(size, int) or size < 1:
         raise _Odd
@@ -124,12 +125,15 @@ def _stored(fields: Mapping[str, Any], hashes: list[int], group: int | None) -> 
     name, number = fields.get("lora_name"), fields.get("lora_id")
     adapter = name if isinstance(name, str) else "" if number is None else f"#{number}"  # before 0.14: a number
     salt, extras = _extras(fields.get("extra_keys"), name, len(hashes), parent is None)
-    step = size * ID_BYTES
+    if len(hashes) <= PART_BLOCKS:
+        return (BlocksStored(hashes, parent, ids, size, adapter, salt, extras, group),)
+    step, parts = size * ID_BYTES, []
     for start in range(0, len(hashes), PART_BLOCKS):
-        part = hashes[start : start + PART_BLOCKS]
-        here = ids if len(hashes) <= PART_BLOCKS else ids[start * step : (start + len(part)) * step]
-        yield BlocksStored(part, parent, here, size, adapter, salt, extras[start : start + len(part)], group)
-        parent = part[-1]
+        end = start + PART_BLOCKS
+        here = ids[start * step : end * step]
+        parts.append(BlocksStored(hashes[start:end], parent, here, size, adapter, salt, extras[start:end], group))
+        parent = hashes[min(end, len(hashes)) - 1]
+    return parts
 
 
 def _extras(raw: Any, adapter: Any, length: int, begins: bool) -> tuple[str, tuple[str, ...]]:
@@ -137,7 +141,7 @@ def _extras(raw: Any, adapter: Any, length: int, begins: bool) -> tuple[str, tup
 
     Of each block: the adapter's name, ``(image, offset)`` pairs, in the first the salt, and digests of embeddings.
     """
-    if not raw:
+    if not raw or not any(raw):
         return "", ()
     if len(raw) != length:
         raise _Odd
@@ -154,7 +158,7 @@ def _extras(raw: Any, adapter: Any, length: int, begins: bool) -> tuple[str, tup
 
 def _hash(value: Any) -> int:
     """A block hash of vLLM's as a number of 64 bits: bytes, or a number (VLLM_KV_EVENTS_USE_INT_BLOCK_HASHES)."""
-    if isinstance(value, bytes) and value:
+    if type(value) is bytes and value:
         return int.from_bytes(value[-8:], "big")
     if isinstance(value, int) and not isinstance(value, bool):
         return value & 0xFFFF_FFFF_FFFF_FFFF
