@@ -8,6 +8,7 @@ operator had labelled the backends) they leave out those that cannot hold the pr
 from __future__ import annotations
 
 import random
+from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Protocol
@@ -192,8 +193,9 @@ class EndpointPicker(_Plain):
 class Overlap(_Plain):
     """Dynamo's KV router: least (prefill blocks to do + blocks in use), by its own ledger and KV events.
 
-    Its own ledger, not a scrape, knows the prompts under way; weights are its defaults, temperature 0 with a random
-    tie. Its rejection thresholds are off by default, so it rejects nothing.
+    Its own ledger, not a scrape, knows the prompts under way and the blocks they use, a shared one counted once.
+    Weights are its defaults, temperature 0 with a random tie. Its rejection thresholds are off by default, so it
+    rejects nothing.
     """
 
     name = "overlap (dynamo)"
@@ -202,32 +204,37 @@ class Overlap(_Plain):
         self._cached = cached
         self._random = random.Random(seed)
         self._prefill = [0] * count
-        self._active = [0] * count
-        self._held: dict[int, tuple[int, int]] = {}
+        self._active: list[Counter[int]] = [Counter() for _ in range(count)]
+        self._held: dict[int, tuple[int, Sequence[int]]] = {}
 
     def place(self, request: Request, backends: Sequence[Seen], now_s: float) -> int:
-        blocks = -(-request.prompt_tokens // BLOCK_TOKENS)
+        hashes = request.hashes
         costs = []
         for seen in backends:
-            missing = blocks - self._cached(seen.index, request.hashes)
-            cost = self._prefill[seen.index] + missing + self._active[seen.index] + blocks
-            costs.append((cost, self._random.random(), seen.index, missing))
+            active = self._active[seen.index]
+            missing = len(hashes) - self._cached(seen.index, hashes)
+            used = len(active) + list(map(active.__contains__, hashes)).count(False)
+            costs.append((self._prefill[seen.index] + missing + used, self._random.random(), seen.index, missing))
         _, _, index, missing = min(costs)
-        self._held[request.number] = (missing, blocks)
+        self._held[request.number] = (missing, hashes)
         return index
 
     def placed(self, request: Request, index: int) -> None:
-        missing, blocks = self._held[request.number]
+        missing, hashes = self._held[request.number]
         self._prefill[index] += missing
-        self._active[index] += blocks
+        self._active[index].update(hashes)
 
     def began(self, request: Request, index: int) -> None:
         """Its prompt is done."""
-        missing, blocks = self._held[request.number]
+        missing, hashes = self._held[request.number]
         self._prefill[index] -= missing
-        self._held[request.number] = (0, blocks)
+        self._held[request.number] = (0, hashes)
 
     def ended(self, request: Request, index: int) -> None:
-        missing, blocks = self._held.pop(request.number)
+        missing, hashes = self._held.pop(request.number)
         self._prefill[index] -= missing
-        self._active[index] -= blocks
+        active = self._active[index]
+        for value in hashes:
+            active[value] -= 1
+            if not active[value]:
+                del active[value]

@@ -3,17 +3,19 @@
 *Goodput* is requests a second that kept their objective: the first token within its kind's limit, and tokens at least
 every 0.1 s on average. A request's *work* is its prompt tokens and its output tokens.
 
-*Fairness* (``jain``) is Jain's index over the keys of (work served ÷ fair share), where only work of requests that kept
-their objective is served, and a key's fair share is its max-min share of all that the policy served: a key that asked
-for less than an equal part gets what it asked for, and the others share the rest equally. So a policy that serves
-little is not unfair, one that lets a flooding key crowd the others out is, and so is one that starves the flooder.
+*Fairness* is Jain's index over the keys of (work served ÷ fair share). A key's fair share is its max-min share of all
+that the policy served: a key that asked for less than an equal part gets what it asked for, and the others share the
+rest equally. So a policy that serves little is not unfair, one that lets a flooding key crowd the others out is, and so
+is one that starves the flooder. For ``jain`` only work of requests that kept their objective is served; since
+objectives differ, it also tells whether kinds of requests fare differently. For ``served_jain`` all work that was
+finished within the load's time is.
 """
 
 from __future__ import annotations
 
 import math
 from collections import Counter, defaultdict
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 from bench.placing.terms import Outcome, Run
@@ -56,6 +58,7 @@ class Figures:
     jain: float
     balance: float
     kinds: dict[str, KindFigures]
+    served_jain: float
 
 
 def figures(run: Run, duration_s: float) -> Figures:
@@ -80,7 +83,7 @@ def figures(run: Run, duration_s: float) -> Figures:
         preemptions=run.preemptions,
         hit_share=_share(cached, sum(item.oracle_tokens for item in began)),
         pooled_share=_share(cached, sum(item.pooled_tokens for item in began)),
-        jain=jain(_service(outcomes)),
+        jain=jain(_service(outcomes, lambda item: item.kept)),
         balance=_balance(outcomes, run.backends),
         kinds={
             name: KindFigures(
@@ -90,6 +93,7 @@ def figures(run: Run, duration_s: float) -> Figures:
             )
             for name, found in sorted(kinds.items())
         },
+        served_jain=jain(_service(outcomes, lambda item: _done(item, duration_s))),
     )
 
 
@@ -120,14 +124,18 @@ def _waits(outcomes: Sequence[Outcome], lasted_s: float, *, unlimited: bool = Fa
     return _at(waits, 0.5), _at(waits, 0.95), _at(waits, 0.99)
 
 
-def _service(outcomes: Sequence[Outcome]) -> list[float]:
-    """Each key's work served as a share of its fair share."""
+def _done(item: Outcome, duration_s: float) -> bool:
+    return item.finished_s is not None and item.finished_s <= duration_s
+
+
+def _service(outcomes: Sequence[Outcome], counts: Callable[[Outcome], bool]) -> list[float]:
+    """Each key's work that counts as served, as a share of its fair share of all that does."""
     asked: dict[str, float] = defaultdict(float)
     served: dict[str, float] = defaultdict(float)
     for item in outcomes:
         work_tokens = item.request.prompt_tokens + item.request.answer_tokens
         asked[item.request.session.key] += work_tokens
-        served[item.request.session.key] += work_tokens * item.kept
+        served[item.request.session.key] += work_tokens * counts(item)
     fair = fair_shares(asked, sum(served.values()))
     return [served[key] / share for key, share in fair.items() if share]
 

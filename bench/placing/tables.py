@@ -29,7 +29,7 @@ def rows(found: Sequence[Figures], *, markdown: bool = False) -> str:
         ["policy", "requests", "done", "refused", "lost", "400s", "goodput/s"]
         + [f"TTFT {name}" for name in ("p50", "p95", "p99")]
         + [f"gap {name}" for name in ("p50", "p95", "p99")]
-        + ["preempted", "hits", "of pooled", "Jain", "max/mean"]
+        + ["preempted", "hits", "of pooled", "Jain", "served", "max/mean"]
     )
     return _table(head, [_row(item) for item in found], markdown)
 
@@ -98,6 +98,7 @@ def verdict(found: Sequence[Figures]) -> list[Goal]:
             "hits of the pooled's", "≥ 95 %", ours.pooled_share, 0.95, [(item.pooled_share, item) for item in others]
         ),
         _alone("Jain", "≥ 0.95", ours.jain, 0.95, [(item.jain, item) for item in others]),
+        _alone("Jain, served", "≥ 0.95", ours.served_jain, 0.95, [(item.served_jain, item) for item in others]),
     ]
 
 
@@ -136,6 +137,7 @@ def _row(item: Figures) -> list[str]:
         f"{item.hit_share:.1%}",
         f"{item.pooled_share:.1%}",
         f"{item.jain:.3f}",
+        f"{item.served_jain:.3f}",
         f"{item.balance:.2f}",
     ]
 

@@ -158,7 +158,7 @@ def test_flow_control_holds_back_while_the_pool_is_saturated() -> None:
 def test_gauges_are_those_of_the_last_scrape_though_nobody_scrapes() -> None:
     lab = Lab(Fleet((engine(32768, 131072),)), Load({}, 10.0), 1, 32768)
     policy = RoundRobin()
-    policy.scrape_s = 1.0  # type: ignore[misc]
+    policy.scrape_s = 1.0
     placer = AtOnce(lab, policy)
     lab.run(placer)
     lab.now_s = 1.5
