@@ -53,7 +53,8 @@ def table(document: Mapping[str, Any]) -> str:
     """The document of ``/kvgate/status`` for a terminal of 60 columns. What is not known is shown as ``?``."""
     lines: list[str] = []
     for backend in document["backends"]:
-        lines += [*_backend(backend), ""]
+        events = [each for each in document.get("kv_events", ()) if each.get("backend") == backend.get("name")]
+        lines += [*_backend(backend), *map(_events, events), ""]
     if not document["backends"]:
         lines += ["no backends", ""]
     waiting, longest_s = document.get("waiting_requests"), document.get("oldest_wait_s")
@@ -93,6 +94,14 @@ def _backend(backend: Mapping[str, Any]) -> list[str]:
     requests = "   ".join(f"{label} {_number(backend.get(key))}" for label, key in numbers)
     lines.append(_both(f"  {requests}", f"seen {_age(backend.get('age_s'))}"))
     return lines
+
+
+def _events(events: Mapping[str, Any]) -> str:
+    """How much of an engine's prefix cache its KV events tell."""
+    rank = events.get("rank")
+    name = f"  prefixes of engine {rank}" if rank else "  prefixes"
+    heard = f"heard {_age(events.get('age_s'))}" if events.get("connected") else "not connected"
+    return _both(name, f"{events.get('knowledge', UNKNOWN)}, {_number(events.get('blocks'))} blocks, {heard}")
 
 
 def _kv(kv: Mapping[str, Any] | None) -> str:

@@ -66,6 +66,17 @@ def gateway() -> Iterator[tuple[str, dict[str, Any]]]:
     server.server_close()
 
 
+def test_what_is_known_of_prefix_caches_is_shown_of_backends_that_tell() -> None:
+    known = {"backend": BACKEND["name"], "rank": 0, "knowledge": "exact", "blocks": 12345, "age_s": 1.2}
+    other = {"backend": BACKEND["name"], "rank": 1, "knowledge": "none", "blocks": 0, "age_s": None}
+    strange = {"backend": "another", "rank": 0}
+    lines = table(DOCUMENT | {"kv_events": [known | {"connected": True}, other | {"connected": False}, strange]})
+    assert "  prefixes             exact, 12,345 blocks, heard 1.2 s ago" in lines.splitlines()
+    assert "  prefixes of engine 1         none, 0 blocks, not connected" in lines.splitlines()
+    assert lines.count("prefixes") == 2
+    assert max(map(len, lines.splitlines())) <= 60
+
+
 def test_engines_are_shown_where_there_are_several() -> None:
     engines = [
         {"engine": "0", "in_flight": 3, "kv": {**KV, "used_tokens": 1000, "usage_ratio": 0.01}},
