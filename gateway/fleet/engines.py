@@ -55,7 +55,8 @@ class Engines:
     @property
     def changes(self) -> int:
         """Another number whenever a ledger would say something else."""
-        return sum(ledger.changes for ledger in self._ledgers)
+        ledgers = self._ledgers
+        return ledgers[0].changes if len(ledgers) == 1 else sum([ledger.changes for ledger in ledgers])
 
     @property
     def in_flight(self) -> int:
@@ -125,11 +126,14 @@ class Engines:
         prompt tokens that are to be worked on there before its own."""
         if key in self._ranks:
             raise ValueError(f"{key!r} is already in the ledgers")
-        asked = rank is not None and 0 <= rank < len(self._ledgers)
-        at = rank if asked and rank is not None else self._expected_rank()
+        count = len(self._ledgers)
+        at, guessed = 0, False
+        if count > 1:
+            asked = rank is not None and 0 <= rank < count
+            at = rank if asked and rank is not None else self._expected_rank()
+            guessed = not (asked and heeded)
         ledger = self._ledgers[at]
         ahead_tokens = ledger.pending_prompt_tokens
-        guessed = not (asked and heeded) and len(self._ledgers) > 1
         ledger.reserve(key, prompt_tokens, expected_output_tokens, n, budget_tokens, cached_tokens, chain, guessed)
         self._ranks[key] = at
         if guessed:

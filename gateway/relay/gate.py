@@ -311,7 +311,9 @@ class Gate:
             waiter.engine,
             waiter.heeded,
         )
-        entry.lease = Lease(self, self._learner, reservation, backend, placed, waiter, now_s)
+        entry.lease = lease = Lease(self, self._learner, reservation, backend, placed, waiter, now_s)
+        if not waiter.streamed:
+            lease.expect_prefill(asyncio.get_running_loop())
         self._leases += 1
         self._placed += 1
         if entry.future is not None:

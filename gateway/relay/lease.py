@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import asyncio
 from typing import Protocol
 
 from gateway.fleet.backend import Reservation
 from gateway.fleet.fleet import Backend
 from gateway.relay.learning import Learner
+from gateway.routing.rooms import PREFILL_S
 from gateway.types import Placed, Waiter
 
 
@@ -21,8 +23,8 @@ class Lease:
     """A place on a backend: KV blocks are reserved there until ``release``, which may be called any number of times."""
 
     __slots__ = (
-        "_begun", "_finished", "_learner", "_lessor", "_matched_tokens", "_need", "_reservation", "_waiter", "backend",
-        "failed", "offer", "placed_s", "released", "tag", "waited_s",
+        "_begun", "_finished", "_learner", "_lessor", "_matched_tokens", "_need", "_prefill", "_reservation", "_waiter",
+        "backend", "failed", "offer", "placed_s", "released", "tag", "waited_s",
     )  # fmt: skip
 
     def __init__(
@@ -49,6 +51,7 @@ class Lease:
         self.waited_s = now_s - waiter.arrived_s
         self.tag = placed.tag
         self.released = False
+        self._prefill: asyncio.TimerHandle | None = None
         self.failed = False  # the backend did not answer
 
     def __repr__(self) -> str:
@@ -78,6 +81,14 @@ class Lease:
         """Another lease of the same request got its first byte before this one."""
         self._reservation.outrun()
 
+    def expect_prefill(self, loop: asyncio.AbstractEventLoop) -> None:
+        """Take the prompt for done when it should be: of what is not streamed no byte tells, and others would seem to
+        wait behind it until the answer is whole."""
+        expected_s = self._reservation.expected_first_byte_s
+        if expected_s is None:
+            expected_s = max(0, self._need.prompt_tokens - self._matched_tokens) * PREFILL_S
+        self._prefill = loop.call_later(expected_s, self._reservation.prefilled)
+
     def first_byte(self) -> None:
         """The backend began to answer."""
         self._begun = True
@@ -97,12 +108,16 @@ class Lease:
         if cached_tokens is not None:
             self._reservation.cached_tokens = cached_tokens
         self._reservation.finished(cached_tokens is not None)
+        if not self._waiter.streamed and output_tokens is not None:
+            self._reservation.took(output_tokens, asyncio.get_running_loop().time() - self.placed_s)
         self._learner.answered(self._waiter, self.offer, self._need, self._matched_tokens, output_tokens, cached_tokens)
 
     def release(self) -> None:
         """Give the place back and let others have it."""
         if not self.released:
             self.released = True
+            if self._prefill is not None:
+                self._prefill.cancel()
             self._reservation.release()
             if not self._finished:
                 grown_tokens = self._reservation.grown_tokens

@@ -387,3 +387,21 @@ def test_when_all_are_released_a_scrape_of_zero_leaves_nothing(data: st.DataObje
     scrape(book, 0)
     assert (book.used_blocks, book.reserved_blocks, book.in_flight, book.pending_prompt_tokens) == (0, 0, 0, 0)
     assert (book.foreign_blocks, book.shared_blocks) == (0, 0)
+
+
+def test_a_prompt_that_should_be_done_is_waited_for_no_more_and_counted_once() -> None:
+    """Of an answer that is not streamed no first byte tells; its blocks stay as unsure as they were."""
+    ledger = Ledger()
+    ledger.reserve("whole", 1000, 10, cached_tokens=200)
+    ledger.reserve("stream", 500, 10)
+    assert ledger.pending_prompt_tokens == 1300
+    ledger.prefilled("whole")
+    ledger.prefilled("whole")
+    assert ledger.pending_prompt_tokens == 500
+    ledger.first_byte("whole")
+    assert ledger.pending_prompt_tokens == 500
+    ledger.release("whole")
+    ledger.first_byte("stream")
+    ledger.prefilled("stream")
+    assert ledger.pending_prompt_tokens == 0
+    ledger.prefilled("nobody")

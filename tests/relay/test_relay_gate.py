@@ -19,6 +19,7 @@ from gateway.fleet.capacity import KvCapacity
 from gateway.fleet.fleet import Backend
 from gateway.fleet.ledger import Ledger
 from gateway.fleet.outliers import Recent
+from gateway.fleet.rates import Rates
 from gateway.fleet.witness import Witness
 from gateway.relay.gate import Gate
 from gateway.relay.lease import Lease
@@ -40,8 +41,12 @@ class Place:
         self.breaker = Breaker(3, 5.0)
         self.recent = Recent()
         self.witness = Witness()
+        self.rates = Rates()
         self.health = Health.UP
         self.draining = False
+
+    def touched(self) -> None:
+        """Nobody is to be told: views are built anew each time."""
 
 
 class Places:

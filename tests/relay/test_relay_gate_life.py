@@ -19,7 +19,7 @@ from gateway.exceptions import Busy, ContextOverflow, NoBackend, ShuttingDown
 from gateway.fleet.backend import Reservation
 from gateway.relay.gate import Gate
 from gateway.relay.lease import Lease
-from gateway.types import Wish
+from gateway.types import Need, Wish
 
 BLOCKS = {"a": 40, "b": 100}
 NAMES = st.sampled_from(sorted(BLOCKS))
@@ -357,5 +357,46 @@ def test_who_waits_when_the_gate_is_closed_is_told_so_and_who_runs_runs_on() -> 
         assert life.outcomes == {"shutting down": 4}
         assert len(life.holding) == 2
         await life.end()
+
+    run(scenario())
+
+
+def test_the_prompt_of_an_answer_that_is_not_streamed_is_not_waited_for_until_its_end() -> None:
+    async def scenario() -> None:
+        life = Life()
+        life.arrive(400, 1, 1, "x", 0, 0)  # prompts of an even number are not streamed
+        await life.settle()
+        (lease,) = life.holding.values()
+        engines = life.fleet.at[lease.backend.name].backend.engines
+        assert sum(ledger.pending_prompt_tokens for ledger in engines) == 400
+        await asyncio.sleep(1.0)  # long enough for 400 tokens, and far too short for an answer
+        assert sum(ledger.pending_prompt_tokens for ledger in engines) == 0
+        await life.end()
+
+    run(scenario())
+
+
+def test_whole_answers_tell_how_fast_a_backend_is_where_they_can() -> None:
+    """Without output to speak of they tell the prompt's rate; with much of it the pace of the output."""
+
+    async def scenario() -> None:
+        fleet = Grounds({"a": 10_000})
+        rates = fleet.at["a"].backend.rates
+
+        async def whole(prompt: int, output: int, seconds: float) -> None:
+            held = fleet.at["a"].backend.reserve(Need(prompt, output), None)
+            held.took(output, seconds)
+            held.release()
+
+        for prompt in range(500, 10_000, 500):
+            await whole(prompt, 0, prompt / 10_000)
+        assert rates.prefill_s == pytest.approx(1 / 10_000, rel=0.05)
+        assert rates.output_s is None
+        await whole(8000, 10, 1.0)  # nearly all of it is the prompt
+        assert rates.output_s is None
+        for _ in range(50):
+            await whole(1000, 401, 0.1 + 400 * 0.02)
+        assert rates.output_s == pytest.approx(0.02, rel=0.05)
+        assert rates.prefill_s == pytest.approx(1 / 10_000, rel=0.05)
 
     run(scenario())
