@@ -13,6 +13,7 @@ import heapq
 import random
 from collections.abc import Sequence
 from dataclasses import dataclass
+from statistics import mean
 
 from bench.accounting import percentile
 from gateway.config import BackendSettings, FleetSettings, PlacingSettings
@@ -256,18 +257,23 @@ def main() -> None:
     parser.add_argument("--blocks", type=int, default=1000, help="KV blocks of each (default %(default)s)")
     parser.add_argument("--minutes", type=float, default=10.0, help="length of the load (default %(default)s)")
     parser.add_argument("--rates", type=float, nargs="+", default=[1.0, 1.4, 1.8], help="requests a second")
-    parser.add_argument("--seed", type=int, default=1, help="other arrivals")
+    parser.add_argument("--seeds", type=int, default=3, help="runs with other arrivals, to be averaged (%(default)s)")
     options = parser.parse_args()
-    print("rate  API servers  way        preemptions  s waited in engines  most waiting  TTFT p50    p99   ended s")
+    print("rate  API servers  way        preemptions  s waited in engines  TTFT p50    p99   requests/s")
     for rate in options.rates:
         for servers in (1, options.engines):
             for way in WAYS:
                 load = Load(rate, 60 * options.minutes)
-                result = play(way, load, options.engines, servers, options.blocks, options.seed)
+                results = [
+                    play(way, load, options.engines, servers, options.blocks, seed) for seed in range(options.seeds)
+                ]
                 print(
-                    f"{rate:4.1f}  {servers:11}  {way:9}  {result.preemptions:11}  {result.inside_s:19.1f}  "
-                    f"{result.most_waiting:12}  {result.first_byte_s(0.5):8.2f}  {result.first_byte_s(0.99):5.1f}  "
-                    f"{result.ended_s:8.1f}"
+                    f"{rate:4.1f}  {servers:11}  {way:9}  {mean(item.preemptions for item in results):11.1f}  "
+                    f"{mean(item.inside_s for item in results):19.1f}  "
+                    f"{mean(item.first_byte_s(0.5) for item in results):8.2f}  "
+                    f"{mean(item.first_byte_s(0.99) for item in results):5.1f}  "
+                    f"{mean(len(item.jobs) / item.ended_s for item in results):10.3f}",
+                    flush=True,
                 )
 
 
