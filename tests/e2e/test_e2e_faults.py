@@ -117,3 +117,25 @@ def test_a_server_that_comes_up_later_joins(scene: Scene) -> None:
             eventually(lambda: other.complete(prompt, max_tokens=2).status_code == 200, timeout_s=15)
         finally:
             late.stop()
+
+
+@pytest.mark.parametrize("fault", ["stall-after-chunks=0", "slow-headers=5"])
+def test_a_stream_that_does_not_begin_is_sent_to_the_other_server_too(
+    servers: tuple[KvgateProcess, KvgateProcess], fault: str
+) -> None:
+    """With hedging. What the silent server held is free at once, there as here."""
+    first, second = servers
+    settings = {"RELAY__HEDGE": "fixed", "RELAY__HEDGE_AFTER_S": "0.3", "RELAY__HEDGE_SHARE": "1"}
+    with serving([first.url, second.url], MODEL, settings) as gateway:
+        break_it(first, fault)
+        with gateway.stream("/v1/chat/completions", **says("hi"), max_tokens=5, ignore_eos=True) as answer:
+            assert answer.status_code == 200
+            assert answer.headers["x-kvgate-backend"] == label(second)
+            assert answer.headers["x-kvgate-hedge"] == "won"
+            sent = events(answer)
+        assert sent[-1] == "[DONE]"
+        assert all("error" not in json.loads(item) for item in sent[:-1])
+        page = gateway.metrics()
+        assert {s.labels["outcome"]: s.value for s in page.named("kvgate_hedges_total") if s.value} == {"won": 1.0}
+        break_it(first, None)
+        eventually(lambda: gateway.in_flight() == 0)
