@@ -267,27 +267,31 @@ def test_each_request_is_settled_once_and_all_is_zero_in_the_end(script: list[tu
 
 @pytest.mark.parametrize("rank", [0, 1, 2])
 def test_a_request_of_the_largest_size_is_served_however_many_small_ones_keep_coming(rank: int) -> None:
-    """In its own class and from others' keys; as soon as one of them ends, two more come."""
+    """In its own class and from seven other keys, each prompt a new one; as soon as one of them ends, two more come.
+
+    For its size it is held back no longer than ``short_first_s``; after that it is its key's turn.
+    """
+    small, keys = 100, 7
+    most = 100 + 20 * getattr(PlacingSettings(), "short_first_s", 0.0)  # each second no more than 20 find room
 
     async def scenario() -> None:
-        life = Life(queue_max_requests=100_000, queue_timeout_s=1e9)
-        for _ in range(20):
-            life.arrive(100, 1, rank, "small", 0, 0)
+        life = Life(queue_max_requests=1_000_000, queue_max_tokens=1 << 40, queue_timeout_s=1e9)
+        for prompt in range(20):
+            life.arrive(small, 1, rank, f"small {prompt % keys}", 0, 10 + prompt)
         await life.settle()
         large = len(life.tasks)
         life.arrive(MOST, 1, rank, "large", 0, 1)
         await life.settle()
         releases = 0
         while large not in life.holding:
-            assert releases < 2000, "it starves"
+            assert releases < most, "it starves"
             for item in sorted(life.holding):
                 life.orders[item].put_nowait(("finish", 0))
                 releases += 1
             for _ in range(2 * len(life.holding)):
-                life.arrive(100, 1, rank, f"small {releases % 7}", 0, 0)
+                life.arrive(small, 1, rank, f"small {len(life.tasks) % keys}", 0, len(life.tasks) + 100)
             await asyncio.sleep(1.0)
             await life.settle()
-        assert releases < 400
         for task in life.tasks:
             task.cancel()
         await life.settle()
