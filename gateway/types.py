@@ -302,10 +302,10 @@ class Wish:
     """How a request wants to be queued and placed, beside its size.
 
     ``rank``: its priority class, 0 the first. ``flow``: whose share of that class it takes. ``session``: a hint which
-    requests belong together, empty if there is none. ``chain``, ``blocks``: as in ``Count``, for prefix matching. ``adapter``: its
-    model is a LoRA adapter. ``whole_budget``: the answer will take all of its output budget (vLLM's ``ignore_eos``).
-    ``streamed``: its first byte tells that its prompt is done. ``engine``: the data-parallel rank its client asks for;
-    ``heeded``: vLLM obeys who asks for one, in requests of this kind.
+    requests belong together, empty if there is none. ``chain``, ``blocks``: as in ``Count``, for prefix matching.
+    ``adapter``: its model is a LoRA adapter. ``whole_budget``: the answer will take all of its output budget (vLLM's
+    ``ignore_eos``). ``streamed``: its first byte tells that its prompt is done. ``engine``: the data-parallel rank its
+    client asks for; ``heeded``: vLLM obeys who asks for one, in requests of this kind.
     """
 
     rank: int = 1
