@@ -7,12 +7,9 @@ whoever leaves, by whatever door, leaves nothing behind.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterable, Mapping
-from typing import Protocol
 
 from gateway.config import PRIORITIES, PlacingSettings
-from gateway.fleet.backend import Reservation
-from gateway.fleet.fleet import Backend
+from gateway.relay.gate_fleet import GateFleet
 from gateway.relay.learning import Learner
 from gateway.relay.lease import Lease
 from gateway.relay.queue import DrainRate, Queue, Queued
@@ -20,36 +17,10 @@ from gateway.relay.refusals import closing, queue_full, refusal
 from gateway.routing.blocks import BlockIndex
 from gateway.routing.need import budget_tokens, groups_of
 from gateway.routing.placer import Placer
-from gateway.types import BackendView, Condition, Decision, LoadView, Need, Offer, Placed, Waiter, Wish
+from gateway.types import Condition, Decision, Offer, Placed, Waiter, Wish
 
 NO_WISH = Wish()
 WHOLE = 1 << 40  # tokens: what nothing but the budget bounds
-
-
-class GateFleet(Protocol):
-    """What the gate needs of the fleet."""
-
-    def views(self, now_s: float) -> Mapping[str, BackendView]:
-        """All backends as they look now."""
-
-    def changed(self, now_s: float) -> Iterable[BackendView | LoadView]:
-        """The backends that look otherwise than at the last call; at the first, all."""
-
-    def reserve(
-        self,
-        name: str,
-        need: Need,
-        budget_tokens: int | None,
-        cached_tokens: int = 0,
-        timed: bool = False,
-        chain: tuple[tuple[int, int], ...] = (),
-        rank: int | None = None,
-        heeded: bool = True,
-    ) -> Reservation:
-        """Enter a request into a backend's ledger."""
-
-    def backend(self, name: str) -> Backend:
-        """How to reach a backend."""
 
 
 class Gate:
