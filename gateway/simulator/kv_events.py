@@ -77,6 +77,11 @@ class Publisher:
         )
         self._fd: int | None = None
 
+    @property
+    def published(self) -> int:
+        """Messages so far."""
+        return self._number
+
     def start(self) -> None:
         """Answer those who want messages again."""
         fd = self._router.getsockopt(self._zmq.FD)
