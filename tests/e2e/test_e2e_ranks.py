@@ -152,7 +152,8 @@ def test_what_a_client_asked_for_is_booked_there(unpinned: Gateway) -> None:
     body = {"model": MODEL, "prompt": [7] * 1000, "max_tokens": 500, "ignore_eos": True, "stream": True}
     headers = {"x-data-parallel-rank": "1"}
     with unpinned.http.stream("POST", "/v1/completions", json=body, headers=headers) as answer:
-        next(answer.iter_lines())
+        lines = answer.iter_lines()  # to be kept: with it goes the connection
+        next(lines)
         page = unpinned.metrics()
         assert [page.sum("kvgate_engine_requests_in_flight", engine=rank) for rank in ENGINES] == [0, 1]
         assert page.sum("kvgate_engine_kv_used_blocks", engine="1") >= 1000 // BLOCK_SIZE_TOKENS
@@ -178,6 +179,7 @@ def test_a_restart_with_fewer_engines_costs_nobody_an_answer() -> None:
     """The gateway asks for an engine that is gone, is told so, sends the request elsewhere and learns the number."""
     ensure_model(default_folder())
     flags = ["simulate", "--model", MODEL, "--max-model-len", str(WINDOW), "--num-gpu-blocks", str(BLOCKS)]
+    flags += ["--decode-tokens-per-s", "100"]
     first = KvgateProcess("two-engines", [*flags, "--data-parallel-size", "2"])
     first.start()
     names = ("SCRAPE_INTERVAL_S", "SCRAPE_FASTEST_S", "SCRAPE_SLOWEST_S", "DISCOVER_INTERVAL_S")
@@ -190,10 +192,11 @@ def test_a_restart_with_fewer_engines_costs_nobody_an_answer() -> None:
             first = KvgateProcess("one-engine", flags, port=first.port)
             first.start()
             first.wait_ready("/health")
-            body = {"model": MODEL, "prompt": [7] * 1000, "max_tokens": 2000, "ignore_eos": True, "stream": True}
+            body = {"model": MODEL, "prompt": [7] * 1000, "max_tokens": 1200, "ignore_eos": True, "stream": True}
             with gateway.http.stream("POST", "/v1/completions", json=body) as busy:
                 assert busy.headers["x-kvgate-engine"] == "0"
-                next(busy.iter_lines())
+                lines = busy.iter_lines()  # to be kept: with it goes the connection
+                next(lines)
                 answer = gateway.complete([8] * 100, max_tokens=4)
                 assert (answer.status_code, answer.headers["x-kvgate-engine"]) == (200, "0")
             assert gateway.metrics().sum("kvgate_retries_total", backend="gpu") == 1
