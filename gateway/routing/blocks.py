@@ -43,7 +43,7 @@ class BlockIndex:
         self._feeds: dict[tuple[str, int], Feed] = {}
         self._rooms: dict[str, int] = {}
         self._by_size: dict[int, _Sized] = {}
-        self._layout = 0
+        self._layout = self._exact = 0
         self._now_s = 0.0
         self._trust: dict[int, float] = {}
 
@@ -132,7 +132,9 @@ class BlockIndex:
 
     def knows(self, bit: int) -> bool:
         """Whether all that a backend has is known."""
-        return any(sized.exact & bit for sized in self._sized().values())
+        if self._layout != self._shelf.layouts:
+            self._sized()
+        return self._exact & bit != 0
 
     def check(self, bit: int, expected_tokens: int, cached_tokens: int) -> None:
         """An answer tells how much of its prompt was cached, where ``expected_tokens`` were reported."""
@@ -165,8 +167,10 @@ class BlockIndex:
             sized.rooms |= bit
             if feed.knowledge is not Knowledge.EXACT:
                 partial |= bit
+        self._exact = 0
         for sized in self._by_size.values():
             sized.exact = sized.rooms & ~partial
+            self._exact |= sized.exact
         return self._by_size
 
     def _runs(self, keys: Sequence[int], length: int, feeds: int) -> list[tuple[int, int]]:
