@@ -3,8 +3,8 @@
 Peers are the backends that serve the same base models. A first byte is held against those of the peers for prompts of
 the same size (tokens to be worked on before it, powers of two), so that long prompts and long queues of ours are no
 sign. What is judged is the median over a backend's recent requests of the logarithm of (its time ÷ the peers' median),
-against the median and the median absolute deviation of all peers; requests that still wait for their first byte count
-with the time they have waited. Failures are judged as a share of recent requests in the same way.
+against the median and the median absolute deviation of the other peers; requests that still wait for their first byte
+count with the time they have waited. Failures are judged as a share of recent requests in the same way.
 
 An outlier rests; each further time it rests longer. No more than a share of the peers rest at once. A backend that
 comes back just as slow is not sick but slow, and placing knows what slow costs: half of its slowness is its own then.
@@ -190,10 +190,9 @@ class Outliers:
                 scores[name] = slowness
         if len(scores) < LEAST_PEERS:
             return {}
-        middle = median(score for score, _ in scores.values())
-        spread = median(abs(score - middle) for score, _ in scores.values())
         found = {}
         for name, (score, excess_s) in scores.items():
+            middle, spread = _others({peer: each for peer, (each, _) in scores.items()}, name)
             excess = score - middle
             record = self._records.get(name)
             nature = record.nature if record is not None else 0.0
@@ -268,7 +267,16 @@ def _failing(group: Mapping[str, Recent], least: float, now_s: float) -> dict[st
             ratios[name] = ratio
     if len(ratios) < LEAST_PEERS:
         return {}
-    middle = median(ratios.values())
-    spread = median(abs(ratio - middle) for ratio in ratios.values())
-    far = max(least / 2, DEVIATIONS * spread)
-    return {name: ratio for name, ratio in ratios.items() if ratio >= least and ratio - middle > far}
+    found = {}
+    for name, ratio in ratios.items():
+        middle, spread = _others(ratios, name)
+        if ratio >= least and ratio - middle > max(least / 2, DEVIATIONS * spread):
+            found[name] = ratio
+    return found
+
+
+def _others(values: Mapping[str, float], name: str) -> tuple[float, float]:
+    """Median and median absolute deviation of all but one: of three peers a sick one would be half of the spread."""
+    others = [value for peer, value in values.items() if peer != name]
+    middle = median(others)
+    return middle, median(abs(value - middle) for value in others)

@@ -34,7 +34,7 @@ def ejected(outliers: Outliers, peers: dict[str, Recent], now_s: float = 101.0) 
 def test_one_that_is_far_slower_than_its_peers_rests() -> None:
     found, _ = Outliers(RULES).judge([group(0.2, 0.25, 2.5)], 101.0)
     assert [(item.name, item.rest_s) for item in found] == [("c", 30.0)]
-    assert found[0].reason == "first bytes take 10.0 times as long as at its peers"
+    assert found[0].reason == "first bytes take 11.2 times as long as at its peers"
 
 
 @pytest.mark.parametrize("took_s", [(0.2, 2.5), (0.2, 0.3, 0.9), (0.01, 0.012, 0.2)])
@@ -53,6 +53,10 @@ def test_long_prompts_are_no_sign_of_slowness() -> None:
 
 def test_a_fleet_whose_backends_differ_much_has_no_outliers() -> None:
     assert ejected(Outliers(RULES), group(0.1, 0.4, 1.2, 2.6, 4.0)) == []
+
+
+def test_two_healthy_peers_that_differ_do_not_hide_a_sick_one() -> None:
+    assert ejected(Outliers(RULES), group(0.15, 0.28, 2.6)) == ["c"]
 
 
 def test_too_few_requests_say_nothing() -> None:
