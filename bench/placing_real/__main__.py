@@ -65,14 +65,10 @@ def main(arguments: list[str] | None = None) -> int:
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(1))  # so that the servers are ended, too
     try:
         with two_servers() as servers:
-            runs = measure(servers, conversations[: options.count], chosen, options)
+            measure(servers, conversations[: options.count], chosen, options)
     except ServerFailed as error:
         print(error, file=sys.stderr)
         return 1
-    shapes = " and ".join(f"{shape.window_tokens:,} tokens (cache {shape.cache_tokens:,})" for shape in SHAPES)
-    print(f"\n{options.count} conversations, {options.clients} at a time; windows of {shapes}\n")
-    print(table(runs))
-    print(f"\n{failures(runs)}", file=sys.stderr)
     return 0
 
 
@@ -81,8 +77,8 @@ def measure(
     conversations: list[Conversation],
     chosen: dict[str, Opened],
     options: argparse.Namespace,
-) -> list[Run]:
-    """Each target in turn, so often; prefix caches are emptied before. Files in ``LOGS`` tell of each request."""
+) -> None:
+    """Each target in turn, so often, with empty prefix caches; the table after each round, each request in ``LOGS``."""
     pace = Pace(clients=options.clients, pause_s=options.pause)
     runs: list[Run] = []
     for number in range(options.rounds):
@@ -101,7 +97,10 @@ def measure(
             path.write_text("\n".join(lines) + "\n", encoding="utf-8")
             load = os.getloadavg()[0]
             print(f"round {number + 1}, {name}: {done.seen.wall_s:.0f} s, load {load:.1f}", file=sys.stderr, flush=True)
-    return runs
+        shapes = " and ".join(f"{shape.window_tokens:,} tokens (cache {shape.cache_tokens:,})" for shape in SHAPES)
+        print(f"\n{len(conversations)} conversations, {pace.clients} at a time; windows of {shapes}\n")
+        print(table(runs), flush=True)
+        print(f"\n{failures(runs)}\n", file=sys.stderr, flush=True)
 
 
 def _wanted(name: str, only: list[str] | None) -> bool:
