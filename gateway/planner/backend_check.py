@@ -85,6 +85,7 @@ def check_backend(
             _metrics(report, client)
             _capacity(report)
             _settings(report)
+            _kv_events(report, client)
             if send_request and report.model:
                 _request(report, client)
                 _tools(report, client)
@@ -203,6 +204,23 @@ def _settings(report: BackendReport) -> None:
     dtype = report.cache.get("cache_dtype")
     if dtype:
         report.add("KV dtype", "info", f"{dtype}, utilisation {report.cache.get('gpu_memory_utilization', 'unknown')}")
+
+
+def _kv_events(report: BackendReport, client: Asker) -> None:
+    """Whether the gateway will know its prefix cache or guess at it (vLLM 0.31 and later say so)."""
+    if report.cache.get("enable_prefix_caching") != "True":
+        return
+    sources = _json(client, "/kv_event_sources")
+    if not isinstance(sources, dict):
+        return
+    engines = [each for each in sources.values() if isinstance(each, dict)]
+    if not engines:
+        report.add("KV events", "info", "not published: what is cached is guessed (docs/placing.md)")
+    elif all(each.get("replay_endpoint") for each in engines):
+        report.add("KV events", "ok", f"published by {len(engines)} engine(s), missed ones are sent again")
+    else:
+        text = "published without a replay_endpoint: a gateway that comes later than the server knows a part"
+        report.add("KV events", "info", text, '--kv-events-config with "replay_endpoint": "tcp://*:PORT"')
 
 
 def _request(report: BackendReport, client: Asker) -> None:

@@ -33,6 +33,7 @@ class StandIn:
         self.chat: tuple[int, Any] = (200, {"choices": [], "usage": {"prompt_tokens": 12, "completion_tokens": 4}})
         self.tools: tuple[int, Any] | None = None
         self.key: str | None = None
+        self.events: Any = None
         self.url = ""
 
     def answer(self, path: str, body: dict[str, Any] | None, authorization: str | None) -> tuple[int, Any]:
@@ -46,6 +47,8 @@ class StandIn:
             return 200, {"object": "list", "data": [self.model]}
         if path == "/metrics":
             return 200, self.metrics
+        if path == "/kv_event_sources" and self.events is not None:
+            return 200, self.events
         if path == "/v1/chat/completions" and body is not None:
             return self.tools if "tools" in body and self.tools is not None else self.chat
         if path == "/v1/completions":
@@ -104,6 +107,24 @@ def test_a_sound_server_passes_every_check(server: StandIn) -> None:
         "plan": "ok",
     }
     assert (report.window, report.kv_tokens, report.num_blocks) == (8192, 16384, 1024)
+
+
+@pytest.mark.parametrize(
+    ("events", "state", "words"),
+    [
+        ({}, "info", "guessed"),
+        ({"0": {"endpoint": "tcp://*:1", "replay_endpoint": "tcp://*:2"}}, "ok", "by 1 engine"),
+        ({"0": {"endpoint": "tcp://*:1", "replay_endpoint": None}}, "info", "without a replay_endpoint"),
+        ([], None, ""),
+    ],
+)
+def test_whether_the_prefix_cache_will_be_known_is_told(
+    server: StandIn, events: Any, state: str | None, words: str
+) -> None:
+    server.events = events
+    found = [check for check in check_backend(server.url).checks if check.name == "KV events"]
+    assert [check.state for check in found] == ([state] if state else [])
+    assert all(words in check.text for check in found)
 
 
 def test_a_wrong_model_name_shows_as_a_plan_that_disagrees(server: StandIn) -> None:
