@@ -55,10 +55,8 @@ class Known(BlockIndex):
             found[bit] = max(found.get(bit, 0), run * BLOCK_TOKENS)
         return found, mask
 
-    def expect(self, bit: int, blocks: PromptBlocks) -> None:
-        keys = blocks.keys[BLOCK_TOKENS]
-        have = self._lab.cached_blocks(self._index_of[bit], keys)
-        self._shelf.hopes.add(bit, keys, have, self._now_s)
+    def expect(self, bit: int, blocks: PromptBlocks, have_tokens: int = 0) -> None:
+        self._shelf.hopes.add(bit, blocks.keys[BLOCK_TOKENS], have_tokens // BLOCK_TOKENS, self._now_s)
 
     def reported(self, backend: int, request: Request) -> None:
         """A prompt was worked on: from now on its blocks are what the engine says of them."""

@@ -14,7 +14,7 @@ from gateway.block_keys import PromptBlocks
 from gateway.routing.feeds import Feed, Knowledge, Shelf
 
 # A prompt is looked at in so many places, and closer where a run ends.
-LOOKS = 64
+LOOKS = 32
 LEAST_STEP = 8
 TRUST_WEIGHT = 0.1
 LEAST_TRUST = 0.01
@@ -108,14 +108,13 @@ class BlockIndex:
                     found[bit] = max(found.get(bit, 0), run * size)
         return found, exact
 
-    def expect(self, bit: int, blocks: PromptBlocks) -> None:
-        """The prompt was placed there just now: until it is reported, its blocks count as if they were."""
+    def expect(self, bit: int, blocks: PromptBlocks, have_tokens: int = 0) -> None:
+        """The prompt was placed there just now: until they are reported, its blocks beyond the first ``have_tokens``
+        count as if they were."""
         for size, sized in self._sized().items():
             keys = blocks.keys.get(size)
             if keys is not None and sized.rooms & bit:
-                feeds = sum(feed for feed, room in sized.room_of.items() if room == bit)
-                have = max((run for _, run in self._runs(keys, len(keys), feeds)), default=0)
-                self._shelf.hopes.add(bit, keys, have, self._now_s)
+                self._shelf.hopes.add(bit, keys, have_tokens // size, self._now_s)
                 self._shelf.changes += 1
 
     def expire(self, now_s: float) -> None:

@@ -319,7 +319,7 @@ class Placer:
         if entry.chain:
             self.prefixes.add(room.bit, entry.chain)
         if waiter.blocks is not None:
-            self.blocks.expect(room.bit, waiter.blocks)
+            self.blocks.expect(room.bit, waiter.blocks, matched_tokens)
         if waiter.session:
             self.prefixes.went(waiter.session, room.bit, option.need.prompt_tokens)
         name = room.name

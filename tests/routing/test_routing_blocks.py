@@ -223,7 +223,7 @@ def test_what_was_reported_is_not_expected_any_more() -> None:
     feed.apply(stored(PROMPT))
     feed.apply(BlocksRemoved(hashes_of(PROMPT)[5:]))
     assert index.match(blocks_of(PROMPT), A)[0] == {A: 20}
-    index.expect(A, blocks_of(PROMPT[:20]))  # all there
+    index.expect(A, blocks_of(PROMPT[:20]), 20)  # all there
     feed.apply(BlocksRemoved(hashes_of(PROMPT)))
     assert index.match(blocks_of(PROMPT), A)[0] == {}
 
