@@ -94,7 +94,7 @@ def assert_engines_add_up(gateway: Gateway) -> None:
 
 
 @pytest.mark.parametrize("pin", [True, False])
-async def test_nothing_is_preempted_whoever_chooses_the_engine(
+async def test_everybody_is_answered_and_with_pinned_engines_nobody_is_preempted(
     server: str, pinned: Gateway, unpinned: Gateway, pin: bool
 ) -> None:
     gateway = pinned if pin else unpinned
@@ -105,9 +105,9 @@ async def test_nothing_is_preempted_whoever_chooses_the_engine(
         await asyncio.sleep(0.1)
     answers = answering.result()
     assert [answer.status_code for answer in answers] == [200] * REQUESTS
-    assert preemptions(server) == preempted
     told = Counter(answer.headers.get("x-kvgate-engine") for answer in answers)
-    if pin:
+    if pin:  # else some may be: two API servers know nothing of each other's requests for a moment
+        assert preemptions(server) == preempted
         assert told == finished(server) - done
         assert all(told[rank] for rank in ENGINES)
     else:
