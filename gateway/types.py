@@ -245,8 +245,9 @@ class BackendView:
     an operator wants no more there.
 
     ``prefill_s`` and ``output_s`` are its learned seconds a prompt token and an output token, ``None`` before that.
-    ``share``: work it is to get in comparison to others. ``epoch`` is another one when its process is; ``caches`` says
-    that it keeps prompt prefixes. ``loras`` are the LoRA adapters at work there, ``lora_slots`` how many there can be.
+    ``share``: work it is to get in comparison to others; ``warmth``: the part of its cache that may be filled, while it
+    comes back. ``epoch`` is another one when its process is; ``caches`` says that it keeps prompt prefixes. ``loras``
+    are the LoRA adapters at work there, ``lora_slots`` how many there can be.
     """
 
     name: str
@@ -270,6 +271,7 @@ class BackendView:
     lora_slots: int | None = None
     engines: int = 1
     condition: Condition = Condition.UP
+    warmth: float = 1.0
 
 
 def footprint_blocks(prompt_tokens: int, output_tokens: int, n: int, block_size_tokens: int) -> int:

@@ -422,7 +422,7 @@ class WatchedBackend:
                 breaker=self.breaker.state(now_s),
                 ejected=self.ejected_until_s is not None and self.ejected_until_s > now_s,
                 overloaded=self.overload.rests(now_s),
-                warming=self._warmth(now_s) < 1.0,
+                warming=self.warmth(now_s) < 1.0,
             )
         )
 
@@ -441,9 +441,20 @@ class WatchedBackend:
         running, waiting = reading.running_by_engine or {}, reading.waiting_by_engine or {}
         return running.get(label), waiting.get(label)
 
+    def warmth(self, now_s: float) -> float:
+        """The part of its share, and of its cache, that it gets now: it grows to the whole while it comes back."""
+        if self._back_s is None:
+            return 1.0
+        slow_s = self._fleet.slow_start_s
+        warmth = max(LEAST_WARMTH, (now_s - self._back_s) / slow_s) if slow_s else 1.0
+        if warmth >= 1.0:
+            self._back_s = None
+            return 1.0
+        return warmth
+
     def share(self, now_s: float) -> float:
         """Work it is to get in comparison to others; less while it comes back."""
-        return self.settings.weight * self._warmth(now_s)
+        return self.settings.weight * self.warmth(now_s)
 
     def record(self, now_s: float) -> BackendRecord:
         """All that is known, for people."""
@@ -494,17 +505,6 @@ class WatchedBackend:
     def _stale(self, now_s: float) -> bool:
         age_s = self.age_s(now_s)
         return age_s is None or age_s > self._fleet.stale_after_s
-
-    def _warmth(self, now_s: float) -> float:
-        """The part of its share that it gets now: it grows to the whole while it comes back."""
-        if self._back_s is None:
-            return 1.0
-        slow_s = self._fleet.slow_start_s
-        warmth = max(LEAST_WARMTH, (now_s - self._back_s) / slow_s) if slow_s else 1.0
-        if warmth >= 1.0:
-            self._back_s = None
-            return 1.0
-        return warmth
 
     def _loaded(self, rank: int) -> None:
         self._on_load(self.targets[rank if self.pinned else 0])

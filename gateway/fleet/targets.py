@@ -120,4 +120,5 @@ class Target:
             reading.lora_slots,
             engines=1 if self.rank is not None else len(engines),
             condition=backend.condition(now_s),
+            warmth=backend.warmth(now_s),
         )

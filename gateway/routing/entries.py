@@ -32,11 +32,13 @@ class Entry:
     """A waiter and its options. ``mask``: all their rooms. ``tokens`` are what its flow is charged.
 
     ``matched`` are tokens of its prompt by bit of the backend that has them, as of ``matched_at``, a state of the
-    index. ``tag``, ``floor`` (the least its tag can be) and ``lane`` belong to ``lanes``.
+    index. ``lanes_mask`` are the backends it waits for now. ``tag``, ``floor`` (the least its tag can be) and ``lane``
+    belong to ``lanes``. ``handicap``: tokens it stands behind its tag.
     """
 
     __slots__ = (
-        "chain", "floor", "flow", "lane", "mask", "matched", "matched_at", "options", "tag", "tokens", "waiter",
+        "chain", "floor", "flow", "handicap", "lane", "lanes_mask", "mask", "matched", "matched_at", "options", "tag",
+        "tokens", "waiter",
     )  # fmt: skip
 
     def __init__(self, waiter: Waiter) -> None:
@@ -45,11 +47,11 @@ class Entry:
         self.matched: dict[int, int] = {}
         self.matched_at = -1
         self.options: tuple[Option, ...] = ()
-        self.mask = 0
+        self.mask = self.lanes_mask = 0
         self.tokens = max(1, waiter.groups[0].need.prompt_tokens) if waiter.groups else 1
         self.flow = (waiter.rank, waiter.flow)
         self.tag: float | None = waiter.tag
-        self.floor = 0.0
+        self.floor = self.handicap = 0.0
         self.lane: Lane | None = None
 
     def __lt__(self, other: Entry) -> bool:
@@ -62,4 +64,4 @@ class Entry:
     @property
     def key(self) -> tuple[int, float, int]:
         """Its place: class, tag, arrival."""
-        return (self.waiter.rank, self.tag or 0.0, self.waiter.sequence)
+        return (self.waiter.rank, (self.tag or 0.0) + self.handicap, self.waiter.sequence)

@@ -1,4 +1,4 @@
-"""The order of the queue: strict between classes, fair between flows, first come first served within one. Pure.
+"""The order of the queue: strict between classes, fair between flows, short requests first within limits. Pure.
 
 Requests that may go to the same backends wait in one *lane*. Only the first of a lane is ever looked at: if it has to
 wait, so has everybody behind it. So the queue costs nothing, however long it is.
@@ -8,6 +8,10 @@ Between the flows of a class the order is that of deficit round robin, kept in v
 for before it, but no less than what others were served on average by the time it came (``Domain.served``). Lowest tag
 first. So a flow gains nothing by flooding and saves nothing up while it is away. Lanes that share backends share the
 account (a *domain*), so that sending to two of them earns no second share.
+
+To that is added for a while what a request itself is going to take, several times over: its tokens that are in no cache
+(``Entry.handicap``). Under pressure this decides how many are served in time: those whose prompts are cached go while
+they are, and one long prompt does not hold up a hundred short ones.
 """
 
 from __future__ import annotations
@@ -197,7 +201,7 @@ class Lane:
         return heap[0]
 
     def _stands(self, key: Key, entry: Entry) -> bool:
-        return entry.lane is self and key[1] == entry.tag
+        return entry.lane is self and key == entry.key
 
 
 class Lanes:
@@ -216,8 +220,8 @@ class Lanes:
         return self._lane(mask).domain
 
     def push(self, entry: Entry) -> Lane:
-        """Let a request wait in the lane of its backends."""
-        lane = self._lane(entry.mask)
+        """Let a request wait in the lane of the backends it waits for."""
+        lane = self._lane(entry.lanes_mask)
         lane.domain.book(entry)
         lane.push(entry)
         return lane

@@ -13,7 +13,9 @@ The rules, for the requests in the order of the queue (``lanes``):
    that large windows stay free for those who need them. Windows that are not comfortable come last, one by one.
 5. A backend with nothing running or waiting takes any request whose prompt its cache can hold (*drip*): no estimate
    can wedge the queue.
-6. Else it waits, and keeps a claim on all its backends: nobody behind it takes KV there, so it cannot starve.
+6. If a backend that is full has more of its prompt than the one chosen, the request waits for that one for a while
+   instead: to compute the prompt anew elsewhere would take longer, and push others' prompts out of the cache there.
+7. Else it waits, and keeps a claim on all its backends: nobody behind it takes KV there, so it cannot starve.
    Backends whose KV cache is unknown are never full; among them the one with the fewest requests in flight is taken.
 
 What was decided stays decided until something changes: the placer keeps who waits, and looks only at requests that are
@@ -29,20 +31,15 @@ from math import inf, log2
 
 from gateway.config import PlacingSettings
 from gateway.routing.blocks import BlockIndex
+from gateway.routing.costs import SESSION_S, WINDOW_S, Bonds, adapter_s, cheapest, home
 from gateway.routing.entries import Entry, Option
 from gateway.routing.lanes import Domain, Key, Lane, Lanes
 from gateway.routing.prefixes import Chain, PrefixIndex, thinned
-from gateway.routing.rooms import FULL_S, PREFILL_S, Room
+from gateway.routing.rooms import PREFILL_S, Room
 from gateway.types import BackendView, Decision, Group, LoadView, Placed, Refused, Waiter
 
-# The price of a window twice as large as the smallest comfortable one, in seconds of waiting. Against the barrier: of
-# windows of 32k and 128k the smaller one is filled to 87 % first.
-WINDOW_S = 0.5
-# A LoRA adapter that is not at work on a backend must be loaded, or wait until another has left its slot.
-LORA_LOAD_S = 0.3
-LORA_SLOT_S = 3.0
-# Of two backends that cost the same the one the session was on before is taken.
-SESSION_S = 0.001
+# How often a request's own uncached tokens count while it is held back for shorter ones.
+SHORT_FIRST = 32.0
 MOST_LAYOUTS = 512
 
 
@@ -70,6 +67,8 @@ class Placer:
         self._new: list[Entry] = []  # who waits and is in no lane yet
         self._lanes = Lanes()
         self._deadlines: list[tuple[float, int]] = []
+        self._homes: list[tuple[float, int]] = []  # until when a request waits for one backend only
+        self._handicaps: list[tuple[float, int]] = []  # until when it is held back for shorter ones
         self.prefixes = PrefixIndex()
         self.blocks = BlockIndex()
         self._caching = 0  # rooms that keep prefixes
@@ -116,11 +115,15 @@ class Placer:
             refusal = self._options(entry)
             if refusal is not None:
                 return [refusal]
-            chosen = self._choose(entry, 0)
-            if chosen is not None:
+            bonds = self._bonds(entry)
+            chosen = cheapest(entry.options, 0) if bonds is None else cheapest(entry.options, 0, bonds)
+            if bonds is not None:
+                self._settle(entry, bonds, chosen, now_s)
+            if chosen is not None and entry.lanes_mask == entry.mask:
                 domain = self._lanes.domain(entry.mask)
                 domain.book(entry)
                 return [self._place(entry, *chosen, domain)]
+            self._hold_back(entry, now_s)
             self._push(entry).dirty = False  # it was looked at just now
             return []
         if self._restructured:
@@ -129,6 +132,10 @@ class Placer:
         refusal = self._options(entry)
         if refusal is not None:
             return [refusal, *self.decide(now_s)]
+        bonds = self._bonds(entry)
+        if bonds is not None:
+            self._settle(entry, bonds, cheapest(entry.options, 0, bonds), now_s)
+        self._hold_back(entry, now_s)
         self._push(entry)
         return self.decide(now_s)
 
@@ -152,8 +159,9 @@ class Placer:
         self.blocks.expire(now_s)
         decisions: list[Decision] = []
         if self._restructured:
-            self._restructure(decisions)
+            self._restructure(decisions, now_s)
         self._expire(now_s, decisions)
+        self._release(now_s)
         if self._entries:
             for domain in self._lanes.domains():
                 if not domain.idle:
@@ -162,11 +170,13 @@ class Placer:
         return decisions
 
     def next_deadline_s(self) -> float | None:
-        """When the first of those who wait will have waited too long."""
-        deadlines = self._deadlines
-        while deadlines and deadlines[0][1] not in self._entries:
-            heapq.heappop(deadlines)
-        return deadlines[0][0] if deadlines else None
+        """When the next of those who wait will have waited long enough to be refused, or looked at otherwise."""
+        firsts = []
+        for ends in (self._deadlines, self._homes, self._handicaps):
+            while ends and ends[0][1] not in self._entries:
+                heapq.heappop(ends)
+            firsts += ends[:1]
+        return min(firsts)[0] if firsts else None
 
     def answered(self, name: str, output_tokens: int, matched_tokens: int, cached_tokens: int | None) -> None:
         """A request placed with ``matched_tokens`` was answered; ``cached_tokens`` as its answer tells."""
@@ -201,7 +211,7 @@ class Placer:
         self._caching = self._caching | room.bit if view.caches else self._caching & ~room.bit
         size = (0, 0) if before.kv is None else (before.kv.capacity_blocks, before.kv.block_size_tokens)
         if view.epoch != before.epoch or size != (room.capacity, room.size):
-            self.prefixes.clear(room.bit, room.capacity * room.size)
+            self.prefixes.clear(room.bit, room.capacity * room.size * view.engines)
         if view.epoch != before.epoch:
             self.blocks.gone(room.bit)
 
@@ -235,21 +245,62 @@ class Placer:
         """How far what is known of that backend's cache came true."""
         return (self.blocks if self.blocks.knows(bit) else self.prefixes).trust(bit)
 
-    def _choose(self, entry: Entry, claimed: int) -> tuple[Option, Room] | None:
-        """The cheapest room with room for the request."""
+    def _bonds(self, entry: Entry) -> Bonds | None:
+        """What ties the request to some backends; ``None`` if nothing can."""
         waiter = entry.waiter
         if not (entry.chain or waiter.blocks or waiter.session or waiter.adapter):
-            return _cheapest(entry.options, claimed, None, None)
+            return None
         self._match(entry)
         matched = {bit: int(tokens * self._trust(bit)) for bit, tokens in entry.matched.items()}
         extra_s: dict[int, float] = {}
         if waiter.adapter:
             for option in entry.options:
-                extra_s.update((room.bit, _adapter_s(room, waiter.model)) for room in option.rooms)
+                extra_s.update((room.bit, adapter_s(room, waiter.model)) for room in option.rooms)
         if waiter.session:
             bit = self.prefixes.last(waiter.session)[0]
             extra_s[bit] = extra_s.get(bit, 0.0) - SESSION_S
-        return _cheapest(entry.options, claimed, matched or None, extra_s or None)
+        return Bonds(matched, extra_s, entry.chain)
+
+    def _choose(self, entry: Entry, claimed: int) -> tuple[Option, Room] | None:
+        """The cheapest room with room for the request."""
+        bonds = self._bonds(entry)
+        return cheapest(entry.options, claimed) if bonds is None else cheapest(entry.options, claimed, bonds)
+
+    def _settle(self, entry: Entry, bonds: Bonds, chosen: tuple[Option, Room] | None, now_s: float) -> None:
+        """Let the request wait for one backend only, if that is worth it for a while."""
+        if not bonds.matched:
+            return
+        found = home(entry.options, chosen[1] if chosen is not None else None, bonds)
+        if found is not None:
+            entry.lanes_mask, patience_s = found
+            heapq.heappush(self._homes, (now_s + patience_s, entry.waiter.sequence))
+
+    def _hold_back(self, entry: Entry, now_s: float) -> None:
+        """Let shorter requests go first for a while."""
+        until_s = entry.waiter.arrived_s + self._settings.short_first_s
+        if until_s > now_s:
+            entry.handicap = SHORT_FIRST * entry.tokens
+            heapq.heappush(self._handicaps, (until_s, entry.waiter.sequence))
+
+    def _release(self, now_s: float) -> None:
+        """Whoever has waited long enough for one backend waits for all of its own, and whoever was held back long
+        enough stands where its tag says."""
+        while self._homes and self._homes[0][0] <= now_s:
+            entry = self._entries.get(heapq.heappop(self._homes)[1])
+            if entry is not None and entry.lane is not None and entry.lanes_mask != entry.mask:
+                self._move(entry, entry.mask, entry.handicap)
+        while self._handicaps and self._handicaps[0][0] <= now_s:
+            entry = self._entries.get(heapq.heappop(self._handicaps)[1])
+            if entry is not None and entry.lane is not None and entry.handicap:
+                self._move(entry, entry.lanes_mask, 0.0)
+
+    def _move(self, entry: Entry, mask: int, handicap: float) -> None:
+        """Take a waiting request from its place to another."""
+        assert entry.lane is not None
+        if entry.lane.drop(entry, served=True):
+            self._better |= entry.lanes_mask
+        entry.lanes_mask, entry.handicap = mask, handicap
+        self._lanes.push(entry)
 
     def _push(self, entry: Entry) -> Lane:
         waiter = entry.waiter
@@ -265,7 +316,7 @@ class Placer:
                 self.remove(sequence)
                 decisions.append(Refused(sequence, "timeout"))
 
-    def _restructure(self, decisions: list[Decision]) -> None:
+    def _restructure(self, decisions: list[Decision], now_s: float) -> None:
         """Backends came, went or changed their windows: everybody's options are looked up anew."""
         self._restructured = False
         self._layouts.clear()
@@ -275,6 +326,8 @@ class Placer:
         for entry in entries:
             refusal = self._options(entry)
             if refusal is None:
+                if entry.tag is None:
+                    self._hold_back(entry, now_s)
                 self._lanes.push(entry)
             else:
                 del self._entries[entry.waiter.sequence]
@@ -297,7 +350,7 @@ class Placer:
                 claimed |= lane.mask
                 continue
             entry = lane.first()
-            chosen = self._choose(entry, claimed) if lane.mask & ~claimed else None
+            chosen = self._choose(entry, claimed | ~lane.mask) if lane.mask & ~claimed else None
             if chosen is None:
                 claimed |= lane.mask
                 lane.dirty = False
@@ -351,7 +404,7 @@ class Placer:
                     Option(group.offers, group.need, layout.rooms, layout.mask, penalty_s, tier, layout.mixed)
                 )
                 mask |= layout.mask
-        entry.options, entry.mask = tuple(options), mask
+        entry.options, entry.mask, entry.lanes_mask = tuple(options), mask, mask
         if mask:
             if entry.chain or waiter.blocks:
                 entry.matched_at = -1
@@ -379,78 +432,6 @@ class Placer:
                 self._layouts.clear()
             self._layouts[key] = layout
         return layout
-
-
-def _adapter_s(room: Room, adapter: str) -> float:
-    """Seconds until a LoRA adapter is at work there."""
-    view = room.view
-    if adapter in view.loras:
-        return 0.0
-    return LORA_SLOT_S if view.lora_slots is not None and len(view.loras) >= view.lora_slots else LORA_LOAD_S
-
-
-def _cheapest(
-    options: tuple[Option, ...], claimed: int, matched: dict[int, int] | None, extra_s: dict[int, float] | None
-) -> tuple[Option, Room] | None:
-    """The cheapest room that the need fits into, ``claimed`` rooms left out; ``None`` if there is none.
-
-    ``matched``: prompt tokens that rooms have, ``extra_s``: seconds to be added to their cost, both by bit.
-    """
-    special = matched is not None or extra_s is not None
-    matched, extra_s = matched or {}, extra_s or {}
-    best: tuple[Option, Room] | None = None
-    best_s = inf
-    tier = 0
-    for option in options:
-        if option.tier != tier:
-            if best is not None:
-                break
-            tier = option.tier
-        rooms = option.rooms
-        if claimed & option.mask:
-            rooms = tuple([room for room in rooms if not room.bit & claimed])
-        if option.mixed:
-            calmest = _calmest(option, rooms)
-            if calmest is not None and calmest.base_s + option.penalty_s < best_s:
-                best, best_s = (option, calmest), calmest.base_s + option.penalty_s
-            continue
-        need, penalty_s = option.need, option.penalty_s
-        tokens = prompt_tokens = need.prompt_tokens
-        output = need.output_tokens
-        size = blocks = -1
-        chosen: Room | None = None
-        for room in rooms:
-            if room.size != size:
-                size = room.size
-                blocks = need.blocks(size)
-            if blocks <= room.spare:
-                full_s = room.barrier_s / (room.rest - blocks)
-            elif room.drips:
-                full_s = FULL_S
-            else:
-                continue
-            if special:
-                tokens = max(0, prompt_tokens - matched.get(room.bit, 0))
-                full_s += extra_s.get(room.bit, 0.0)
-            cost_s = room.base_s + tokens * room.token_s + output * room.output_s + full_s + penalty_s
-            if cost_s < best_s:
-                chosen, best_s = room, cost_s
-        if chosen is not None:
-            best = (option, chosen)
-    return best
-
-
-def _calmest(option: Option, rooms: Iterable[Room]) -> Room | None:
-    """The room with the fewest requests in flight among those with room."""
-    calmest: Room | None = None
-    for room in rooms:
-        if not room.open:
-            continue
-        if room.known and not room.idle and room.reserved + option.need.blocks(room.size) > room.limit:
-            continue
-        if calmest is None or room.in_flight < calmest.in_flight:
-            calmest = room
-    return calmest
 
 
 def _mask(rooms: Iterable[Room]) -> int:

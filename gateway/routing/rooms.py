@@ -17,6 +17,9 @@ BEYOND_FULL = 1.001
 # takes longer, and only for more than half as long again as the fastest. Less would chase the load around.
 OUTPUT_WEIGHT = 0.25
 ALIKE = 1.5
+# A prompt that is prefilled holds up all who decode there. Their time counts so much of the request's own. It is what
+# keeps conversations where their prefixes are when caches are full and moving seems free (``bench.placing``).
+DELAY_WEIGHT = 1.0
 FULL_S = KV_PENALTY_S / (BEYOND_FULL - 1)
 
 
@@ -28,14 +31,15 @@ class Room:
     blocks are 0 where ``known`` is false.
 
     The cost in seconds of a request of so many uncached prompt tokens, output tokens and blocks is
-    ``base_s + tokens × token_s + output × output_s + barrier_s ÷ (rest − blocks)``; the last is the barrier
-    λ·k/(1 − k), but for its constant, which is in ``base_s``. All is divided by the backend's share.
+    ``base_s + tokens × work_s + output × output_s + barrier_s ÷ (rest − blocks)``; the last is the barrier
+    λ·k/(1 − k), but for its constant, which is in ``base_s``. ``work_s`` is ``token_s``, the seconds a prompt token
+    takes, for itself and for each request in flight, which it delays. All is divided by the backend's share.
     """
 
     __slots__ = (
         "barrier_s", "base_s", "bit", "capacity", "drips", "engine_capacity", "gone", "idle", "in_flight", "known",
         "limit", "name", "open", "output_s", "pending_tokens", "reserved", "rest", "size", "spare", "structure",
-        "token_s", "trial", "usual_s", "view", "windows",
+        "token_s", "trial", "usual_s", "view", "windows", "work_s",
     )  # fmt: skip
 
     def __init__(self, name: str, bit: int) -> None:
@@ -66,7 +70,7 @@ class Room:
         idle = view.in_flight == 0 and not view.running and not view.waiting
         capacity = kv.capacity_blocks if kv is not None else 0
         reserved = kv.reserved_blocks if kv is not None else 0
-        limit = capacity * (1.0 - headroom_ratio)
+        limit = capacity * (1.0 - headroom_ratio) * view.warmth  # a long queue would fill it at once
         structure = (gone, view.health is Health.UNKNOWN, known, size, engine_capacity)
         changed = structure != self.structure or (view.windows is not self.windows and view.windows != self.windows)
         better = changed
@@ -139,3 +143,4 @@ class Room:
         self.spare = self.limit - self.reserved if self.open else -1.0
         self.rest = self.capacity * BEYOND_FULL - self.reserved
         self.base_s = self.pending_tokens * self.token_s - KV_PENALTY_S / self.view.share
+        self.work_s = self.token_s * (1.0 + DELAY_WEIGHT * self.in_flight)

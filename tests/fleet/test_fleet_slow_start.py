@@ -32,6 +32,7 @@ async def test_its_share_grows_after_its_breaker_has_closed() -> None:
     clock.now_s += 6
     item.note_success()
     assert item.targets[0].view(clock.now_s).share == 0.2
+    assert item.targets[0].view(clock.now_s).warmth == 0.1
     clock.now_s += 5
     assert item.targets[0].view(clock.now_s).share == 1.0
     clock.now_s += 5

@@ -27,6 +27,7 @@ from gateway.routing.placer import Placer
 from gateway.types import BackendView, Decision, Health, Need, Offer, Wish
 
 BLOCKS = 100  # of 16 tokens; a request of FULL tokens fills them all
+PLAIN: dict[str, Any] = {"headroom_ratio": 0.0, "expected_output_tokens": 0, "short_first_s": 0.0}
 FULL = BLOCKS * 16
 
 
@@ -105,7 +106,7 @@ class Places:
 
 def gate_of(*names: str, **fields: Any) -> tuple[Gate, Places]:
     places = Places(*(names or ("a",)))
-    return Gate(places, PlacingSettings(**({"headroom_ratio": 0.0, "expected_output_tokens": 0} | fields))), places
+    return Gate(places, PlacingSettings(**(PLAIN | fields))), places
 
 
 def offers(*names: str) -> tuple[Offer, ...]:

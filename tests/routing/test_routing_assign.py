@@ -13,7 +13,7 @@ from gateway.config import PlacingSettings
 from gateway.routing.assign import assign
 from gateway.types import BackendView, Decision, Health, Need, Placed, Refused, Waiter
 
-SETTINGS = PlacingSettings(headroom_ratio=0.0)
+SETTINGS = PlacingSettings(headroom_ratio=0.0, short_first_s=0.0)
 
 
 def decide(queue: Sequence[Waiter], *views: BackendView, **changes: float) -> dict[int, str]:

@@ -13,7 +13,7 @@ from gateway.routing.assign import assign
 from gateway.routing.placer import Placer
 from gateway.types import BackendView, Decision, Need, Placed, Waiter
 
-SETTINGS = PlacingSettings(headroom_ratio=0.0)
+SETTINGS = PlacingSettings(headroom_ratio=0.0, short_first_s=0.0)
 
 
 class World:
