@@ -18,13 +18,16 @@ import pytest
 import zmq
 from vllm_server import VllmServer
 
+from gateway.app import create_app
 from gateway.block_keys import PromptBlocks, block_keys, id_bytes, root_key
+from gateway.config import Settings
 from gateway.fleet.kvevents.sources import told
 from gateway.fleet.kvevents.subscriber import Subscriber
 from gateway.fleet.kvevents.wire import decoder
 from gateway.routing.blocks import BlockIndex
 from gateway.routing.feeds import Knowledge
 from gateway.simulator.model import default_folder, ensure_model
+from gateway.simulator.server import serve
 
 pytestmark = [pytest.mark.vllm, pytest.mark.timeout(900)]
 
@@ -190,6 +193,33 @@ async def test_salted_prompts_are_told_apart(vllm: VllmServer) -> None:
         assert watch.reported(prompt, "two") == 0
         await watch.compare(prompt, cache_salt="one")
         await watch.compare(prompt, cache_salt="two")
+
+
+async def test_the_gateway_expects_what_vllm_has(vllm: VllmServer) -> None:
+    """Conversations that grow, through the whole gateway: counted, keyed, placed; all that was expected came true."""
+    dice = random.Random(9)
+    app = create_app(Settings(backends=[vllm.url]))
+    async with serve(app=app) as url, httpx2.AsyncClient(base_url=url, timeout=120, trust_env=False) as client:
+        await app.counter.warm(app.fitter.served(app.fleet.resolve("m")))
+        await until(lambda: any(record.knowledge is Knowledge.EXACT for record in app.kv_events.records()))
+        chats: list[list[dict[str, str]]] = [[] for _ in range(4)]
+        for _ in range(30):
+            chat = dice.choice(chats)
+            if sum(len(each["content"]) for each in chat) > 700:
+                chat.clear()
+            chat.append({"role": "user", "content": " ".join(str(dice.randrange(1000)) for _ in range(60))})
+            body = {"model": "m", "messages": chat, "max_tokens": 8, "ignore_eos": True}
+            answer = await client.post("/v1/chat/completions", json=body)
+            assert answer.status_code == 200, answer.text
+            chat.append({"role": "assistant", "content": answer.json()["choices"][0]["message"]["content"] or "-"})
+            (record,) = app.kv_events.records()
+            before = -1
+            while before != record.messages:
+                before = record.messages
+                await asyncio.sleep(0.3)
+                (record,) = app.kv_events.records()
+        stats = app.gate.stats()
+        assert stats["reported_expected_tokens"] == stats["reported_confirmed_tokens"] > 1000
 
 
 async def test_an_emptied_cache_is_noticed(vllm: VllmServer) -> None:
