@@ -6,7 +6,7 @@ import asyncio
 import contextlib
 import time
 from collections.abc import AsyncIterator, Callable, Iterable
-from typing import Any
+from typing import Any, ClassVar
 
 import msgspec
 import zmq
@@ -41,7 +41,12 @@ def removed(number: int) -> dict[str, Any]:
 
 
 class Publisher:
-    """Binds free ports; ``restart`` begins anew at the same ones, as another process would."""
+    """Binds free ports; ``restart`` begins anew at the same ones, as another process would.
+
+    ``subscriptions`` have arrived: whoever made them hears what is sent from then on.
+    """
+
+    at: ClassVar[dict[str, Publisher]] = {}
 
     def __init__(self, replays: bool = True, keep: int = 10_000) -> None:
         self.context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
@@ -51,12 +56,15 @@ class Publisher:
         self.asked: list[int] = []
         self.number = 0
         self.buffer: list[tuple[int, bytes]] = []
-        self.pub = self.context.socket(zmq.PUB)
+        self.subscriptions = 0
+        self.pub = self.context.socket(zmq.XPUB)  # a PUB socket that tells of subscriptions
+        self.pub.setsockopt(zmq.XPUB_VERBOSE, 1)
         self.pub.bind("tcp://127.0.0.1:0")
         self.router = self.context.socket(zmq.ROUTER)
         self.router.bind("tcp://127.0.0.1:0")
         replay = self._address(self.router) if replays else None
         self.source = Source(0, self._address(self.pub), replay)
+        self.at[self.source.endpoint] = self
         self._task = asyncio.create_task(self._serve())
 
     def send(self, *events: Any, heard: bool = True, payload: bytes | None = None, sent_s: float | None = None) -> int:
@@ -84,6 +92,8 @@ class Publisher:
     async def _serve(self) -> None:
         while True:
             await asyncio.sleep(0.005)
+            with contextlib.suppress(zmq.ZMQError):
+                self.subscriptions += self.pub.recv(zmq.NOBLOCK).startswith(b"\x01")
             with contextlib.suppress(zmq.Again):
                 client, _, start = self.router.recv_multipart(zmq.NOBLOCK)
                 first = int.from_bytes(start, "big")
@@ -149,10 +159,12 @@ async def listening(source: Source, connected: bool = True) -> AsyncIterator[Lis
     """To what ``source`` publishes; ``connected``: once it does, and what was kept is known."""
     context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
     listener = Listener(context, source)
+    publisher = Publisher.at[source.endpoint]
+    before = publisher.subscriptions
     task = asyncio.create_task(listener.subscriber.run())
     try:
         if connected:
-            await listener.until(lambda: listener.subscriber.connected)
+            await listener.until(lambda: listener.subscriber.connected and publisher.subscriptions > before)
             if source.replay_endpoint is not None:
                 await listener.until(lambda: listener.feed.knowledge is not Knowledge.NONE)
                 await listener.until(lambda: listener.tally.replays > 1)  # one before the connection, one after it
