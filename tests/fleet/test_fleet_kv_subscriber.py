@@ -26,8 +26,7 @@ async def test_events_are_taken_in_as_they_come() -> None:
     async with publishing() as publisher, listening(publisher.source) as heard:
         publisher.send(stored(1), stored(2))
         publisher.send(removed(1))
-        await heard.until(lambda: heard.has(2))
-        assert heard.feed.knowledge is Knowledge.EXACT
+        await heard.until(lambda: heard.has(2) and heard.feed.knowledge is Knowledge.EXACT)
         assert (heard.tally.messages, heard.tally.events, heard.tally.gaps) == (2, 3, 0)
         assert heard.subscriber.lag_s is not None and heard.subscriber.lag_s < 5
 
@@ -37,8 +36,7 @@ async def test_who_comes_late_asks_for_all_that_is_kept() -> None:
         for number in range(20):
             publisher.send(stored(number))
         async with listening(publisher.source) as heard:
-            await heard.until(lambda: heard.has(*range(20)))
-            assert heard.feed.knowledge is Knowledge.EXACT
+            await heard.until(lambda: heard.has(*range(20)) and heard.feed.knowledge is Knowledge.EXACT)
             assert publisher.asked[0] == 0
 
 
@@ -57,8 +55,7 @@ async def test_who_comes_too_late_knows_a_part() -> None:
 async def test_without_replays_only_a_first_message_tells_all() -> None:
     async with publishing(replays=False) as publisher, listening(publisher.source) as heard:
         publisher.send(stored(1))
-        await heard.until(lambda: heard.has(1))
-        assert heard.feed.knowledge is Knowledge.EXACT
+        await heard.until(lambda: heard.has(1) and heard.feed.knowledge is Knowledge.EXACT)
     async with publishing(replays=False) as publisher:
         publisher.send(stored(1))
         async with listening(publisher.source) as heard:
@@ -85,9 +82,8 @@ async def test_a_replay_with_holes_is_asked_on() -> None:
             publisher.send(stored(number), heard=False)
         publisher.skip = {9, 20}
         publisher.send(stored(30))
-        await heard.until(lambda: heard.has(*range(1, 31)))
+        await heard.until(lambda: heard.has(*range(1, 31)) and heard.feed.knowledge is Knowledge.EXACT)
         assert heard.tally.lost == 0
-        assert heard.feed.knowledge is Knowledge.EXACT
 
 
 async def test_a_gap_that_is_not_kept_any_more_is_owned_up_to(caplog: pytest.LogCaptureFixture) -> None:
@@ -128,9 +124,8 @@ async def test_another_publisher_is_noticed_by_its_numbers(replays: bool) -> Non
         await heard.until(lambda: heard.has(1, 2, 3, 4, 5))
         publisher.restart()
         publisher.send(stored(6))
-        await heard.until(lambda: heard.has(6))
+        await heard.until(lambda: heard.has(6) and heard.feed.knowledge is Knowledge.EXACT)
         assert heard.tally.restarts == 1
-        assert heard.feed.knowledge is Knowledge.EXACT
 
 
 async def test_another_publisher_is_noticed_though_its_numbers_are_higher() -> None:
@@ -199,8 +194,7 @@ async def test_a_publisher_that_falls_silent_leaves_nothing_known() -> None:
         await heard.until(lambda: heard.feed.knowledge is Knowledge.NONE)
         assert heard.has()
         publisher.mute = False
-        await heard.until(lambda: heard.has(1))
-        assert heard.feed.knowledge is Knowledge.EXACT
+        await heard.until(lambda: heard.has(1) and heard.feed.knowledge is Knowledge.EXACT)
 
 
 async def test_without_replays_a_lost_connection_leaves_nothing_known() -> None:
