@@ -9,6 +9,7 @@ from __future__ import annotations
 import argparse
 import asyncio
 import json
+import random
 import statistics
 import time
 from collections.abc import Mapping
@@ -22,7 +23,7 @@ from gateway.fleet.fleet import Backend
 from gateway.fleet.targets import Target
 from gateway.relay.gate import Gate
 from gateway.relay.lease import Lease
-from gateway.types import BackendView, LoadView, Need, Offer
+from gateway.types import BackendView, LoadView, Need, Offer, Wish
 
 BLOCKS, BLOCK_TOKENS, WINDOW = 2100, 16, 32768
 PROMPT_TOKENS = 4000
@@ -30,13 +31,17 @@ ROUNDS = 2
 BATCH = 4
 BACKENDS = (2, 8, 32, 64, 128)
 WAITING = (100, 1000)
+# Conversations: how many each backend has in its cache, links of their prompts, and those of the beginning that all of
+# them share. A link is so many tokens; the cache has room for all of them.
+CONVERSATIONS, LINKS, SHARED_LINKS, LINK_TOKENS = 20, 60, 20, 250
+CONVERSATION_BLOCKS = 20_000
 
 
 class Stand:
     """A fleet of watched backends that nobody watches: real ledgers, breakers and views, no network. Each has so many
     ``engines``, and is placed on as a whole, or by engine if they are ``pinned``."""
 
-    def __init__(self, count: int, engines: int = 1, pinned: bool = False) -> None:
+    def __init__(self, count: int, engines: int = 1, pinned: bool = False, blocks: int = BLOCKS) -> None:
         self.touched: set[str] = set()
         self.loaded: set[str] = set()
         self.at: dict[str, Target] = {}
@@ -44,7 +49,7 @@ class Stand:
         for number in range(count):
             settings = BackendSettings(url=f"http://10.0.0.{number}:8000", pin_ranks=pinned)
             item = WatchedBackend(settings, FleetSettings(), loop.time, lambda: None, self.touch, self.load)
-            item.found((ModelCard("m", None, None, WINDOW),), KvCapacity(engines, BLOCKS, BLOCK_TOKENS))
+            item.found((ModelCard("m", None, None, WINDOW),), KvCapacity(engines, blocks, BLOCK_TOKENS))
             item.engines.begin_scrape()
             item.engines.reconcile([0] * engines, [0] * engines, loop.time())
             for target in item.targets:
@@ -145,11 +150,49 @@ async def with_a_queue(stand: Stand, waiting: int, requests: int = 200) -> tuple
     return statistics.median(arrivals_us), statistics.median(releases_us)
 
 
+def prompt(conversation: int) -> tuple[tuple[int, int], ...]:
+    """The chain of a conversation's prompt; the first links are those of every other."""
+    links = [link if link <= SHARED_LINKS else conversation << 32 | link for link in range(1, LINKS + 1)]
+    return tuple((hash((link, "link")) & (1 << 63) - 1, number * LINK_TOKENS) for number, link in enumerate(links, 1))
+
+
+async def conversations(stand: Stand, requests: int = 400) -> float:
+    """The next turns of conversations that all have begun, each on a backend of its own, while others are answered.
+    From its offers to its lease. Microseconds, the median of many."""
+    stand.touched.update(stand.at)
+    gate = Gate(stand, PlacingSettings())
+    offers = stand.offers()
+    prompts = [prompt(number) for number in range(1, CONVERSATIONS * len(offers) + 1)]
+    for number, chain in enumerate(prompts):
+        wish = Wish(chain=chain, streamed=True)
+        lease = await gate.enter((offers[number % len(offers)],), chain[-1][1] + 40, model="m", wish=wish)
+        lease.first_byte()
+        lease.release()
+    random.Random(7).shuffle(prompts)
+    turns = [Wish(chain=(*chain, (chain[-1][0] ^ 1, (LINKS + 1) * LINK_TOKENS)), streamed=True) for chain in prompts]
+    leases: list[Lease] = []
+    took_ns: list[int] = []
+    for first in range(0, requests, BATCH):
+        batch = [turns[number % len(turns)] for number in range(first, first + BATCH)]
+        started = time.process_time_ns()
+        leases += [await gate.enter(offers, wish.chain[-1][1] + 40, model="m", wish=wish) for wish in batch]
+        took_ns.append(time.process_time_ns() - started)
+        for lease in leases[-BATCH:]:
+            lease.first_byte()
+        while len(leases) > 4 * len(stand.at):
+            leases.pop(0).release()
+    for lease in leases:
+        lease.release()
+    return statistics.median(took_ns) / BATCH / 1000
+
+
 async def measure_one(backends: int, engines: int, pinned: bool) -> dict[str, Any]:
     """The best of some rounds: other processes can only add to it."""
     stand = Stand(backends, engines, pinned)
     row: dict[str, Any] = {"backends": backends}
     row["at_once_us"] = min([await at_once(stand) for _ in range(ROUNDS)])
+    talks = Stand(backends, engines, pinned, CONVERSATION_BLOCKS)
+    row["conversation_us"] = min([await conversations(talks) for _ in range(ROUNDS)])
     for waiting in WAITING:
         pairs = [await with_a_queue(stand, waiting) for _ in range(ROUNDS)]
         row[f"arrival_behind_{waiting}_us"] = min(pair[0] for pair in pairs)
@@ -162,11 +205,12 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("--json", action="store_true", help="print JSON instead of a table")
     parser.add_argument("--engines", type=int, default=1, help="engines of each backend (default %(default)s)")
+    parser.add_argument("--backends", type=int, action="append", help="only with so many backends (repeatable)")
     parser.add_argument("--pin-ranks", action="store_true", help="place on engines instead of backends")
     options = parser.parse_args()
     as_json = options.json
     rows: list[dict[str, Any]] = []
-    for backends in BACKENDS:
+    for backends in options.backends or BACKENDS:
         row = asyncio.run(measure_one(backends, options.engines, options.pin_ranks))
         if not as_json:
             if not rows:
