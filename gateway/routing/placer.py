@@ -33,7 +33,7 @@ from gateway.config import PlacingSettings
 from gateway.routing.blocks import BlockIndex
 from gateway.routing.costs import SESSION_S, WINDOW_S, Bonds, adapter_s, cheapest, home
 from gateway.routing.entries import Entry, Option
-from gateway.routing.lanes import Domain, Key, Lane, Lanes
+from gateway.routing.lanes import Domain, Lane, Lanes
 from gateway.routing.prefixes import Chain, PrefixIndex, thinned
 from gateway.routing.rooms import PREFILL_S, Room
 from gateway.types import BackendView, Decision, Group, LoadView, Placed, Refused, Waiter
@@ -41,6 +41,8 @@ from gateway.types import BackendView, Decision, Group, LoadView, Placed, Refuse
 # How often a request's own uncached tokens count while it is held back for shorter ones.
 SHORT_FIRST = 32.0
 MOST_LAYOUTS = 512
+# Times noted for requests that have left are swept out when there are so many of them.
+MOST_STALE = 256
 
 
 class _Layout:
@@ -74,6 +76,7 @@ class Placer:
         self._caching = 0  # rooms that keep prefixes
         self._rates_seen = 0
         self._better = 0  # rooms that may hold what they could not
+        self._closed = 0  # rooms that began to rest: nobody waits for one of them alone
         self._restructured = False
 
     def __repr__(self) -> str:
@@ -96,6 +99,8 @@ class Placer:
                 continue
             room = self._rooms.get(view.name) or self._room(view.name)
             before = room.view
+            if before.accepting and not view.accepting:
+                self._closed |= room.bit
             changed, better = room.update(view, headroom_ratio)
             if changed or view.epoch != before.epoch or view.caches != before.caches:
                 self._structured(room, before, changed)
@@ -153,6 +158,7 @@ class Placer:
             entry = self._entries[waiter.sequence] = Entry(waiter)
             self._new.append(entry)
             heapq.heappush(self._deadlines, (waiter.deadline_s, waiter.sequence))
+        self._sweep()
 
     def decide(self, now_s: float) -> list[Decision]:
         """Decisions on all who wait; who is not mentioned waits on."""
@@ -283,36 +289,54 @@ class Placer:
             heapq.heappush(self._handicaps, (until_s, entry.waiter.sequence))
 
     def _release(self, now_s: float) -> None:
-        """Whoever has waited long enough for one backend waits for all of its own, and whoever was held back long
-        enough stands where its tag says."""
+        """Whoever has waited long enough for one backend, or waits for one that rests now, waits for all of its own,
+        and whoever was held back long enough stands where its tag says."""
+        closed, self._closed = self._closed, 0
+        if closed:
+            for _, sequence in self._homes:
+                entry = self._entries.get(sequence)
+                if entry is not None and entry.lane is not None and entry.lanes_mask & closed == entry.lanes_mask:
+                    self._move(entry, entry.mask, entry.aged)
         while self._homes and self._homes[0][0] <= now_s:
             entry = self._entries.get(heapq.heappop(self._homes)[1])
             if entry is not None and entry.lane is not None and entry.lanes_mask != entry.mask:
-                self._move(entry, entry.mask, entry.handicap)
+                self._move(entry, entry.mask, entry.aged)
         while self._handicaps and self._handicaps[0][0] <= now_s:
             entry = self._entries.get(heapq.heappop(self._handicaps)[1])
             if entry is not None and entry.lane is not None and entry.handicap:
-                self._move(entry, entry.lanes_mask, 0.0)
+                self._move(entry, entry.lanes_mask, True)
 
-    def _move(self, entry: Entry, mask: int, handicap: float) -> None:
+    def _move(self, entry: Entry, mask: int, aged: bool) -> None:
         """Take a waiting request from its place to another."""
         assert entry.lane is not None
         if entry.lane.drop(entry, served=True):
             self._better |= entry.lanes_mask
-        entry.lanes_mask, entry.handicap = mask, handicap
+        entry.lanes_mask, entry.aged = mask, aged
+        entry.handicap = 0.0 if aged else entry.handicap
         self._lanes.push(entry)
 
     def _push(self, entry: Entry) -> Lane:
         waiter = entry.waiter
         self._entries[waiter.sequence] = entry
         heapq.heappush(self._deadlines, (waiter.deadline_s, waiter.sequence))
+        self._sweep()
         return self._lanes.push(entry)
+
+    def _sweep(self) -> None:
+        """Forget the times of requests that left long before them: a flood of those that hang up must not stay."""
+        most = 2 * len(self._entries) + MOST_STALE
+        for ends in (self._deadlines, self._homes, self._handicaps):
+            if len(ends) > most:
+                ends[:] = [end for end in ends if end[1] in self._entries]
+                heapq.heapify(ends)
 
     def _expire(self, now_s: float, decisions: list[Decision]) -> None:
         """Refuse who has waited too long."""
         while self._deadlines and self._deadlines[0][0] <= now_s:
             _, sequence = heapq.heappop(self._deadlines)
-            if sequence in self._entries:
+            entry = self._entries.get(sequence)
+            # One that waits again after a failure has another deadline than the first time.
+            if entry is not None and entry.waiter.deadline_s <= now_s:
                 self.remove(sequence)
                 decisions.append(Refused(sequence, "timeout"))
 
@@ -338,14 +362,15 @@ class Placer:
         """Place the first of each lane of a domain as long as there is room, in the order of the queue."""
         domain.settle()
         better, claimed = self._better, 0
-        order: list[tuple[Key, int]] = [
-            (lane.key(), index) for index, lane in enumerate(domain.lanes) if lane.waiting
-        ]  # fmt: skip
+        order = [(domain.turn(lane), index) for index, lane in enumerate(domain.lanes) if lane.waiting]
         if len(order) > 1:
             heapq.heapify(order)
         while order:
-            _, index = heapq.heappop(order)
+            turn, index = heapq.heappop(order)
             lane = domain.lanes[index]
+            if turn != domain.turn(lane):  # the others are to be served now
+                heapq.heappush(order, (domain.turn(lane), index))
+                continue
             if not (lane.dirty or lane.mask & better):
                 claimed |= lane.mask
                 continue
@@ -360,7 +385,7 @@ class Placer:
             decisions.append(self._place(entry, *chosen, domain))
             better |= lane.mask  # its claim is gone
             if lane.waiting:
-                heapq.heappush(order, (lane.key(), index))
+                heapq.heappush(order, (domain.turn(lane), index))
 
     def _place(self, entry: Entry, option: Option, room: Room, domain: Domain) -> Placed:
         waiter = entry.waiter

@@ -48,13 +48,14 @@ def thinned(chain: Chain, model: str) -> Chain:
 
 
 class _Shelf:
-    """What one backend has: links with the tokens each adds, least recently used first."""
+    """What one backend has: links with the tokens each adds, least recently used first. ``loose`` are tokens of answers
+    too short for a link each."""
 
-    __slots__ = ("capacity_tokens", "links", "tokens", "trust")
+    __slots__ = ("capacity_tokens", "links", "loose", "tokens", "trust")
 
     def __init__(self) -> None:
         self.links: OrderedDict[int, int] = OrderedDict()
-        self.tokens = 0
+        self.tokens = self.loose = 0
         self.capacity_tokens = UNKNOWN_CAPACITY_TOKENS
         self.trust = 1.0
 
@@ -125,9 +126,15 @@ class PrefixIndex:
     def occupy(self, bit: int, tokens: int) -> None:
         """So many tokens of answers went into that backend's cache, too."""
         shelf = self._shelf(bit)
+        shelf.loose += tokens
+        if (
+            shelf.loose < LEAST_LINK_TOKENS
+        ):  # a link for each token of short answers would take a hundred times its room
+            return
         self._answers -= 1
-        shelf.links[self._answers] = tokens
-        shelf.tokens += tokens
+        shelf.links[self._answers] = shelf.loose
+        shelf.tokens += shelf.loose
+        shelf.loose = 0
         self._trim(bit, shelf)
 
     def check(self, bit: int, guessed_tokens: int, cached_tokens: int) -> None:
@@ -160,6 +167,7 @@ class PrefixIndex:
         shelf = self._shelf(bit)
         for link in list(shelf.links):
             self._drop(bit, shelf, link)
+        shelf.loose = 0
         shelf.capacity_tokens = capacity_tokens or UNKNOWN_CAPACITY_TOKENS
         shelf.trust = 1.0
 
