@@ -194,8 +194,9 @@ class Condition(StrEnum):
 class Shared(Protocol):
     """What is known of prompt beginnings that are held by requests in flight."""
 
-    def shared_tokens(self, chain: tuple[tuple[int, int], ...]) -> int:
-        """Tokens at the beginning of ``chain`` that are held now: their blocks are not needed once more."""
+    def shared_links(self, chain: tuple[tuple[int, int], ...], guess: int = 0) -> int:
+        """How many links at the beginning of ``chain`` are held now: their blocks are not needed once more. ``guess``:
+        what it may be, to find it sooner."""
 
 
 @dataclass(frozen=True, slots=True)

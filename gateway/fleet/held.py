@@ -50,19 +50,22 @@ class Held:
                 del links[link]
             before = blocks
 
-    def shared_tokens(self, chain: Chain) -> int:
-        """Tokens at the beginning of ``chain`` that somebody holds now."""
-        links = self._links
-        if not chain or chain[0][0] not in links:
+    def shared_links(self, chain: Chain, guess: int = 0) -> int:
+        """How many links at the beginning of ``chain`` somebody holds now. ``guess``: it may be as many as that, which
+        is soon seen: many engines hold one and the same beginning."""
+        links, length = self._links, len(chain)
+        if not links or not chain or chain[0][0] not in links:
             return 0
-        low, high = 0, len(chain) - 1
+        if guess and chain[guess - 1][0] in links and (guess == length or chain[guess][0] not in links):
+            return guess
+        low, high = 0, length - 1
         while low < high:
             middle = (low + high + 1) // 2
             if chain[middle][0] in links:
                 low = middle
             else:
                 high = middle - 1
-        return chain[low][1]
+        return low + 1
 
     def resize(self, block_size_tokens: int, chains: list[Chain]) -> None:
         """Begin anew with another block size and the chains of all who are there."""

@@ -7,7 +7,7 @@ have grown by as much as it had to go; the peak is the largest of these sums ("p
 ASPLOS 2025, as in LightLLM).
 
 Requests are kept in buckets of tokens to go, half an octave wide, of which the upper end counts: so a peak is never too
-low for that, and costs the number of buckets.
+low for that, and costs the number of buckets in use.
 """
 
 from __future__ import annotations
@@ -37,11 +37,13 @@ def bucket_of(tokens: int) -> int:
 class Peaks:
     """Blocks and sequences of the requests of one engine, by tokens to go."""
 
-    __slots__ = ("_blocks", "_sequences")
+    __slots__ = ("_blocks", "_most", "_sequences", "_used")
 
     def __init__(self) -> None:
         self._blocks = [0] * BUCKETS
         self._sequences = [0] * BUCKETS
+        self._used = 0  # bits of the buckets with sequences
+        self._most: tuple[int, int] | None = None  # size and peak that were asked for last, if they still hold
 
     def __repr__(self) -> str:
         return f"<Peaks {sum(self._sequences)} sequences, {sum(self._blocks)} blocks>"
@@ -49,18 +51,27 @@ class Peaks:
     def add(self, bucket: int, blocks: int, sequences: int) -> None:
         """Requests of ``bucket`` hold so many blocks and sequences more; less, if negative."""
         self._blocks[bucket] += blocks
-        self._sequences[bucket] += sequences
+        count = self._sequences[bucket] = self._sequences[bucket] + sequences
+        if count:
+            self._used |= 1 << bucket
+        else:
+            self._used &= ~(1 << bucket)
+        self._most = None
 
     def most_blocks(self, size: int) -> int:
         """The most blocks of ``size`` tokens that all of them will hold at one time."""
+        if self._most is not None and self._most[0] == size:
+            return self._most[1]
         most = held = sequences = 0
-        blocks = self._blocks
-        for bucket in range(BUCKETS - 1, -1, -1):
-            count = self._sequences[bucket]
-            if count:
-                held += blocks[bucket]
-                sequences += count
-                then = held + sequences * -(-_UPPER[bucket] // size)
-                if then > most:
-                    most = then
+        blocks, counts = self._blocks, self._sequences
+        left = self._used
+        while left:
+            bucket = left.bit_length() - 1
+            left ^= 1 << bucket
+            held += blocks[bucket]
+            sequences += counts[bucket]
+            then = held + sequences * -(-_UPPER[bucket] // size)
+            if then > most:
+                most = then
+        self._most = (size, most)
         return most

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-from dataclasses import dataclass, field
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
 from math import inf
 
 from gateway.routing.entries import Option
@@ -25,7 +25,7 @@ MOST_PATIENCE_S = 30.0
 LEAST_SAVED_S = 0.05
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class Bonds:
     """What ties a request to some backends more than to others, by their bits.
 
@@ -33,12 +33,12 @@ class Bonds:
     ``chain``: beginnings of its prompt, to tell which of its blocks others hold there already.
     """
 
-    matched: dict[int, int] = field(default_factory=dict)
-    extra_s: dict[int, float] = field(default_factory=dict)
+    matched: Mapping[int, int]
+    extra_s: Mapping[int, float]
     chain: Chain = ()
 
 
-FREE = Bonds()
+Full = list[tuple[Option, Room]]
 
 
 def adapter_s(room: Room, adapter: str) -> float:
@@ -49,10 +49,13 @@ def adapter_s(room: Room, adapter: str) -> float:
     return LORA_SLOT_S if view.lora_slots is not None and len(view.loras) >= view.lora_slots else LORA_LOAD_S
 
 
-def cheapest(options: tuple[Option, ...], claimed: int, bonds: Bonds = FREE) -> tuple[Option, Room] | None:
-    """The cheapest room that the need fits into, ``claimed`` rooms left out; ``None`` if there is none."""
-    matched, extra_s = bonds.matched, bonds.extra_s
-    tied = bool(matched or extra_s)
+def cheapest(
+    options: tuple[Option, ...], claimed: int, bonds: Bonds | None = None, full: Full | None = None
+) -> tuple[Option, Room] | None:
+    """The cheapest room that the need fits into, ``claimed`` rooms left out; ``None`` if there is none.
+
+    ``full`` is told the rooms that the need may not fit into, if nothing is claimed: those that ``home`` is to look at.
+    """
     best: tuple[Option, Room] | None = None
     best_s = inf
     tier = 0
@@ -69,77 +72,129 @@ def cheapest(options: tuple[Option, ...], claimed: int, bonds: Bonds = FREE) -> 
             if calmest is not None and calmest.base_s + option.penalty_s < best_s:
                 best, best_s = (option, calmest), calmest.base_s + option.penalty_s
             continue
-        need, penalty_s = option.need, option.penalty_s
-        tokens = prompt_tokens = need.prompt_tokens
-        output = need.output_tokens
-        size = whole = blocks = -1
-        chosen: Room | None = None
-        for room in rooms:
-            if room.size != size:
-                size = room.size
-                blocks = whole = need.blocks(size)
-            if tied:
-                here = matched.get(room.bit, 0)
-                tokens = prompt_tokens - here if here < prompt_tokens else 0
-                blocks = whole - _held_blocks(room, bonds.chain) if here else whole
-            if blocks <= room.spare:
-                full_s = room.barrier_s / (room.rest - blocks)
-            elif room.drips:
-                full_s = FULL_S
-            else:
-                continue
-            cost_s = room.base_s + tokens * room.work_s + output * room.output_s + full_s + penalty_s
-            if tied and room.bit in extra_s:
-                cost_s += extra_s[room.bit]
-            if cost_s < best_s:
-                chosen, best_s = room, cost_s
+        chosen, best_s = (
+            _cheaper(option, rooms, best_s) if bonds is None else _cheaper_tied(option, rooms, best_s, bonds, full)
+        )
         if chosen is not None:
             best = (option, chosen)
     return best
 
 
-def home(options: tuple[Option, ...], chosen: Room | None, bonds: Bonds) -> tuple[int, float] | None:
-    """The bit of a backend that is full and worth waiting for, since it has more of the prompt than ``chosen`` (where
-    there is room; ``None``: nowhere), and for how many seconds at most; ``None`` if there is none.
+def _cheaper(option: Option, rooms: Iterable[Room], best_s: float) -> tuple[Room | None, float]:
+    """The cheapest of ``rooms`` and its cost, if that is less than ``best_s``."""
+    need, penalty_s = option.need, option.penalty_s
+    tokens, output = need.prompt_tokens, need.output_tokens
+    size = blocks = -1
+    chosen: Room | None = None
+    for room in rooms:
+        if room.size != size:
+            size = room.size
+            blocks = need.blocks(size)
+        if blocks <= room.spare:
+            full_s = room.barrier_s / (room.rest - blocks)
+        elif room.drips:
+            full_s = FULL_S
+        else:
+            continue
+        cost_s = room.base_s + tokens * room.work_s + output * room.output_s + full_s + penalty_s
+        if cost_s < best_s:
+            chosen, best_s = room, cost_s
+    return chosen, best_s
+
+
+def _cheaper_tied(
+    option: Option, rooms: Iterable[Room], best_s: float, bonds: Bonds, full: Full | None
+) -> tuple[Room | None, float]:
+    """The same for a request with bonds. What others hold of its prompt is looked up only where that can matter: in
+    rooms that would be cheaper than the best so far if all of it were held."""
+    need, penalty_s = option.need, option.penalty_s
+    prompt_tokens, output = need.prompt_tokens, need.output_tokens
+    matched, extra_s, chain = bonds.matched, bonds.extra_s, bonds.chain
+    chain_tokens = chain[-1][1] if chain else 0
+    size = whole = least = -1
+    links = 0
+    chosen: Room | None = None
+    for room in rooms:
+        if room.size != size:
+            size = room.size
+            whole = need.blocks(size)
+            least = whole - chain_tokens // size
+        bit, spare = room.bit, room.spare
+        here = matched.get(bit, 0)
+        if whole > spare and full is not None and room.open and not room.drips:
+            full.append((option, room))
+        tokens, blocks, held = prompt_tokens, whole, None
+        if here:
+            tokens = prompt_tokens - here if here < prompt_tokens else 0
+            held = room.held
+            if held is not None:
+                blocks = least
+        work_s = room.base_s + tokens * room.work_s + output * room.output_s
+        extra = extra_s.get(bit, 0.0) if extra_s else 0.0
+        if blocks > spare:
+            if not room.drips:
+                continue
+            cost_s = work_s + FULL_S + penalty_s + extra
+        else:
+            cost_s = work_s + room.barrier_s / (room.rest - blocks) + penalty_s + extra
+        if held is not None and (cost_s < best_s or room.drips):
+            links = held.shared_links(chain, links)
+            blocks = whole - chain[links - 1][1] // size if links else whole
+            if blocks <= spare:
+                cost_s = work_s + room.barrier_s / (room.rest - blocks) + penalty_s + extra
+            elif room.drips:
+                cost_s = work_s + FULL_S + penalty_s + extra
+            else:
+                continue
+        if cost_s < best_s:
+            chosen, best_s = room, cost_s
+    return chosen, best_s
+
+
+def home(
+    options: tuple[Option, ...], chosen: tuple[Option, Room] | None, bonds: Bonds, full: Full
+) -> tuple[int, float] | None:
+    """The bit of a backend that is full (one of ``full``) and worth waiting for, since it has more of the prompt than
+    ``chosen`` (where there is room; ``None``: nowhere), and for how many seconds at most; ``None`` if there is none.
 
     What is saved is the prefill elsewhere, and what that would cost all who are there. So nobody waits beside an idle
     backend for longer than the prefill there takes.
     """
-    found: list[tuple[float, float, int]] = []
+    tier = options[0].tier
     there: tuple[float, float, int] | None = None
-    for option in options:
-        if option.mixed or option.tier != options[0].tier:
-            continue
-        prompt_tokens = option.need.prompt_tokens
-        for room in option.rooms:
-            if not room.open:
-                continue
-            here = bonds.matched.get(room.bit, 0)
-            work_s = max(0, prompt_tokens - here) * room.work_s
-            this = (room.base_s + work_s + option.penalty_s, work_s, room.bit)
-            if room is chosen:
-                there = this
-            elif not (room.drips or _fits(room, option, bonds.chain, here)):
-                found.append(this)
-    found.sort()
-    if not found:
-        return None
+    if chosen is not None and chosen[0].tier == tier and not chosen[0].mixed:
+        there = _work(*chosen, bonds)
+    order = sorted(
+        [(_work(option, room, bonds), place) for place, (option, room) in enumerate(full) if option.tier == tier]
+    )
+    found: list[tuple[float, float, int]] = []
+    for work, place in order:
+        if there is not None and there < work:
+            return None
+        if not _fits(*full[place], bonds):
+            found.append(work)
+            if there is not None or len(found) > 1:
+                break
     other = there if there is not None else found[1] if len(found) > 1 else None
-    if other is None or other < found[0]:
+    if other is None or not found:
         return None
     saved_s = other[1] - found[0][1]
     return (found[0][2], min(MOST_PATIENCE_S, PATIENCE * saved_s)) if saved_s >= LEAST_SAVED_S else None
 
 
-def _fits(room: Room, option: Option, chain: Chain, here: int) -> bool:
+def _work(option: Option, room: Room, bonds: Bonds) -> tuple[float, float, int]:
+    """Seconds until the prompt is prefilled there, those of its own work alone, and the room's bit."""
+    work_s = max(0, option.need.prompt_tokens - bonds.matched.get(room.bit, 0)) * room.work_s
+    return room.base_s + work_s + option.penalty_s, work_s, room.bit
+
+
+def _fits(option: Option, room: Room, bonds: Bonds) -> bool:
+    """Whether the request fits. What others hold of its prompt already is not needed once more."""
     blocks = option.need.blocks(room.size)
-    return (blocks - _held_blocks(room, chain) if here else blocks) <= room.spare
-
-
-def _held_blocks(room: Room, chain: Chain) -> int:
-    """Blocks of the prompt that requests in flight hold there: they are not needed once more."""
-    kv = room.view.kv
-    return kv.held.shared_tokens(chain) // room.size if kv is not None and kv.held is not None else 0
+    if room.held is not None and bonds.matched.get(room.bit, 0):
+        links = room.held.shared_links(bonds.chain)
+        blocks -= bonds.chain[links - 1][1] // room.size if links else 0
+    return blocks <= room.spare
 
 
 def _calmest(option: Option, rooms: Iterable[Room]) -> Room | None:

@@ -31,7 +31,7 @@ from math import inf, log2
 
 from gateway.config import PlacingSettings
 from gateway.routing.blocks import BlockIndex
-from gateway.routing.costs import SESSION_S, WINDOW_S, Bonds, adapter_s, cheapest, home
+from gateway.routing.costs import SESSION_S, WINDOW_S, Bonds, Full, adapter_s, cheapest, home
 from gateway.routing.entries import Entry, Option
 from gateway.routing.lanes import Domain, Lane, Lanes
 from gateway.routing.prefixes import Chain, PrefixIndex, thinned
@@ -120,10 +120,7 @@ class Placer:
             refusal = self._options(entry)
             if refusal is not None:
                 return [refusal]
-            bonds = self._bonds(entry)
-            chosen = cheapest(entry.options, 0) if bonds is None else cheapest(entry.options, 0, bonds)
-            if bonds is not None:
-                self._settle(entry, bonds, chosen, now_s)
+            chosen = self._look_around(entry, now_s)
             if chosen is not None and entry.lanes_mask == entry.mask:
                 domain = self._lanes.domain(entry.mask)
                 domain.book(entry)
@@ -137,9 +134,7 @@ class Placer:
         refusal = self._options(entry)
         if refusal is not None:
             return [refusal, *self.decide(now_s)]
-        bonds = self._bonds(entry)
-        if bonds is not None:
-            self._settle(entry, bonds, cheapest(entry.options, 0, bonds), now_s)
+        self._look_around(entry, now_s)
         self._hold_back(entry, now_s)
         self._push(entry)
         return self.decide(now_s)
@@ -269,17 +264,21 @@ class Placer:
 
     def _choose(self, entry: Entry, claimed: int) -> tuple[Option, Room] | None:
         """The cheapest room with room for the request."""
-        bonds = self._bonds(entry)
-        return cheapest(entry.options, claimed) if bonds is None else cheapest(entry.options, claimed, bonds)
+        return cheapest(entry.options, claimed, self._bonds(entry))
 
-    def _settle(self, entry: Entry, bonds: Bonds, chosen: tuple[Option, Room] | None, now_s: float) -> None:
-        """Let the request wait for one backend only, if that is worth it for a while."""
-        if not bonds.matched:
-            return
-        found = home(entry.options, chosen[1] if chosen is not None else None, bonds)
+    def _look_around(self, entry: Entry, now_s: float) -> tuple[Option, Room] | None:
+        """The cheapest room with room for a request that arrives. It is to wait for another one alone, if that is worth
+        it for a while."""
+        bonds = self._bonds(entry)
+        if bonds is None or not bonds.matched:
+            return cheapest(entry.options, 0, bonds)
+        full: Full = []
+        chosen = cheapest(entry.options, 0, bonds, full)
+        found = home(entry.options, chosen, bonds, full) if full else None
         if found is not None:
             entry.lanes_mask, patience_s = found
             heapq.heappush(self._homes, (now_s + patience_s, entry.waiter.sequence))
+        return chosen
 
     def _hold_back(self, entry: Entry, now_s: float) -> None:
         """Let shorter requests go first for a while."""
@@ -295,7 +294,9 @@ class Placer:
         if closed:
             for _, sequence in self._homes:
                 entry = self._entries.get(sequence)
-                if entry is not None and entry.lane is not None and entry.lanes_mask & closed == entry.lanes_mask:
+                if entry is None or entry.lane is None or entry.lanes_mask == entry.mask:
+                    continue
+                if not entry.lanes_mask & ~closed:
                     self._move(entry, entry.mask, entry.aged)
         while self._homes and self._homes[0][0] <= now_s:
             entry = self._entries.get(heapq.heappop(self._homes)[1])

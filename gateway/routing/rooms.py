@@ -28,7 +28,7 @@ class Room:
 
     ``gone``: nothing will be placed here until somebody acts. ``open``: requests may be placed here now. ``drips``: it
     is open and nothing runs or waits here. ``spare`` blocks are left for placing, none if it is not open. ``size`` and
-    blocks are 0 where ``known`` is false.
+    blocks are 0 where ``known`` is false. ``held`` tells which prompt beginnings requests in flight hold here.
 
     The cost in seconds of a request of so many uncached prompt tokens, output tokens and blocks is
     ``base_s + tokens × work_s + output × output_s + barrier_s ÷ (rest − blocks)``; the last is the barrier
@@ -37,9 +37,9 @@ class Room:
     """
 
     __slots__ = (
-        "barrier_s", "base_s", "bit", "capacity", "drips", "engine_capacity", "gone", "idle", "in_flight", "known",
-        "limit", "name", "open", "output_s", "pending_tokens", "reserved", "rest", "size", "spare", "structure",
-        "token_s", "trial", "usual_s", "view", "windows", "work_s",
+        "barrier_s", "base_s", "bit", "capacity", "drips", "engine_capacity", "gone", "held", "idle", "in_flight",
+        "known", "limit", "name", "open", "output_s", "pending_tokens", "reserved", "rest", "size", "spare",
+        "structure", "token_s", "trial", "usual_s", "view", "windows", "work_s",
     )  # fmt: skip
 
     def __init__(self, name: str, bit: int) -> None:
@@ -80,6 +80,7 @@ class Room:
         self.view, self.windows, self.structure = view, view.windows, structure
         self.gone, self.open, self.idle, self.trial = gone, is_open, idle, view.trial
         self.known, self.size, self.engine_capacity = known, size, engine_capacity
+        self.held = kv.held if kv is not None else None
         self.capacity, self.reserved, self.limit = capacity, reserved, limit
         self.in_flight = view.in_flight
         self.pending_tokens = view.pending_prompt_tokens
