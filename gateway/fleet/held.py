@@ -31,24 +31,22 @@ class Held:
         links, size, before = self._links, self.size, 0
         for link, tokens in chain:
             count = links.get(link, 0)
-            blocks = tokens // size
             if count:
-                self.overlap_blocks += blocks - before
+                self.overlap_blocks += tokens // size - before // size
             links[link] = count + 1
-            before = blocks
+            before = tokens
 
     def drop(self, chain: Chain) -> None:
         """A request that held the prompt of ``chain`` is over."""
         links, size, before = self._links, self.size, 0
         for link, tokens in chain:
             count = links[link] - 1
-            blocks = tokens // size
             if count:
                 links[link] = count
-                self.overlap_blocks -= blocks - before
+                self.overlap_blocks -= tokens // size - before // size
             else:
                 del links[link]
-            before = blocks
+            before = tokens
 
     def shared_links(self, chain: Chain, guess: int = 0) -> int:
         """How many links at the beginning of ``chain`` somebody holds now. ``guess``: it may be as many as that, which

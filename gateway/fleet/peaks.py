@@ -12,7 +12,7 @@ low for that, and costs the number of buckets in use.
 
 from __future__ import annotations
 
-from math import log2
+from bisect import bisect_left
 
 STEPS = 2  # buckets an octave
 BUCKETS = 2 + 21 * STEPS  # up to two million tokens
@@ -28,10 +28,7 @@ _UPPER = tuple(_upper(bucket) for bucket in range(BUCKETS))
 
 def bucket_of(tokens: int) -> int:
     """The bucket of requests that have so many tokens to go a sequence."""
-    if tokens < 2:
-        return max(0, tokens)
-    bucket = min(BUCKETS - 1, 1 + int(log2(tokens) * STEPS))
-    return bucket if _UPPER[bucket] >= tokens else min(BUCKETS - 1, bucket + 1)
+    return min(BUCKETS - 1, bisect_left(_UPPER, tokens))
 
 
 class Peaks:

@@ -45,7 +45,7 @@ class BlockIndex:
         self._by_size: dict[int, _Sized] = {}
         self._layout = self._exact = 0
         self._now_s = 0.0
-        self._trust: dict[int, float] = {}
+        self.trusts: dict[int, float] = {}  # by bit, where answers told of it
 
     def __repr__(self) -> str:
         return f"<BlockIndex {len(self._shelf.holders)} blocks of {len(self._feeds)} engines>"
@@ -54,6 +54,11 @@ class BlockIndex:
     def changes(self) -> int:
         """Goes up whenever a look-up may find something else."""
         return self._shelf.changes
+
+    @property
+    def silent(self) -> bool:
+        """Whether no engine was ever asked for its events."""
+        return not self._feeds
 
     def feed(self, backend: str, rank: int = 0) -> Feed:
         """The feed of an engine, made at the first call."""
@@ -126,7 +131,7 @@ class BlockIndex:
     def gone(self, bit: int) -> None:
         """That backend's process is another one: what was expected of it will not come."""
         self._shelf.hopes.drop(bit)
-        self._trust.pop(bit, None)
+        self.trusts.pop(bit, None)
         self._shelf.changes += 1
 
     def knows(self, bit: int) -> bool:
@@ -143,12 +148,12 @@ class BlockIndex:
         self.confirmed_tokens += min(expected_tokens, cached_tokens)
         trust = self.trust(bit)
         trust += TRUST_WEIGHT * (min(1.0, cached_tokens / expected_tokens) - trust)
-        self._trust[bit] = max(LEAST_TRUST, trust)
+        self.trusts[bit] = max(LEAST_TRUST, trust)
 
     def trust(self, bit: int) -> float:
         """How far that backend's reports came true, 0 to 1. Where sliding windows or recurrent states end a prefix
         earlier, the full-attention blocks that are looked at say too much."""
-        return self._trust.get(bit, 1.0)
+        return self.trusts.get(bit, 1.0)
 
     def _sized(self) -> dict[int, _Sized]:
         if self._layout == self._shelf.layouts:

@@ -242,9 +242,17 @@ class Placer:
         if waiter.blocks is not None:
             entry.matched = self.blocks.refine(entry.matched, waiter.blocks, mask)
 
-    def _trust(self, bit: int) -> float:
-        """How far what is known of that backend's cache came true."""
-        return (self.blocks if self.blocks.knows(bit) else self.prefixes).trust(bit)
+    def _trusted(self, matched: dict[int, int]) -> dict[int, int]:
+        """What was found of a prompt, as far as what is known of each backend's cache came true."""
+        guessed, reported = self.prefixes.trusts, self.blocks.trusts
+        if not (guessed or reported):
+            return matched
+        if self.blocks.silent and not reported:
+            return {bit: int(tokens * guessed.get(bit, 1.0)) for bit, tokens in matched.items()}
+        knows = self.blocks.knows
+        return {
+            bit: int(tokens * (reported if knows(bit) else guessed).get(bit, 1.0)) for bit, tokens in matched.items()
+        }
 
     def _bonds(self, entry: Entry) -> Bonds | None:
         """What ties the request to some backends; ``None`` if nothing can."""
@@ -252,7 +260,7 @@ class Placer:
         if not (entry.chain or waiter.blocks or waiter.session or waiter.adapter):
             return None
         self._match(entry)
-        matched = {bit: int(tokens * self._trust(bit)) for bit, tokens in entry.matched.items()}
+        matched = self._trusted(entry.matched)
         extra_s: dict[int, float] = {}
         if waiter.adapter:
             for option in entry.options:

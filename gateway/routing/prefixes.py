@@ -24,6 +24,7 @@ LINK_SHIFT = 5  # 1/32
 UNKNOWN_CAPACITY_TOKENS = 200_000
 
 TRUST_WEIGHT = 0.1
+LEAST_TRUST = 0.01  # never so low that nothing more is sent to find out
 # Guesses for less than this say nothing about trust: whole blocks are cached, and the last token never is.
 LEAST_CHECKED_TOKENS = 256
 
@@ -43,7 +44,8 @@ def thinned(chain: Chain, model: str) -> Chain:
     for link, tokens in chain:
         if tokens >= next_tokens:
             kept.append((link ^ salt, tokens))
-            next_tokens = tokens + max(LEAST_LINK_TOKENS, tokens >> LINK_SHIFT)
+            step = tokens >> LINK_SHIFT
+            next_tokens = tokens + (step if step > LEAST_LINK_TOKENS else LEAST_LINK_TOKENS)
     return tuple(kept)
 
 
@@ -51,13 +53,12 @@ class _Shelf:
     """What one backend has: links with the tokens each adds, least recently used first. ``loose`` are tokens of answers
     too short for a link each."""
 
-    __slots__ = ("capacity_tokens", "links", "loose", "tokens", "trust")
+    __slots__ = ("capacity_tokens", "links", "loose", "tokens")
 
     def __init__(self) -> None:
         self.links: OrderedDict[int, int] = OrderedDict()
         self.tokens = self.loose = 0
         self.capacity_tokens = UNKNOWN_CAPACITY_TOKENS
-        self.trust = 1.0
 
 
 class PrefixIndex:
@@ -69,6 +70,7 @@ class PrefixIndex:
         self._sessions: OrderedDict[str, tuple[int, int]] = OrderedDict()
         self._answers = 0  # links of answers are negative, those of prompts are not
         self.changes = 0  # goes up whenever a look-up may find something else
+        self.trusts: dict[int, float] = {}  # by bit, where it is not 1
         self.matched_tokens = 0
         self.confirmed_tokens = 0
 
@@ -87,11 +89,8 @@ class PrefixIndex:
                 break
             here = holders.get(link, 0) & left
             if here:
-                left &= ~here
-                while here:
-                    bit = here & -here
-                    here ^= bit
-                    found[bit] = tokens
+                left ^= here
+                found.update(dict.fromkeys(bits_of(here), tokens))
         return found
 
     def add(self, bit: int, chain: Chain) -> None:
@@ -99,21 +98,18 @@ class PrefixIndex:
         if not chain:
             return
         self.changes += 1
-        shelf = self._shelf(bit)
+        shelf, holders = self._shelf(bit), self._holders
         links = shelf.links
-        new = len(chain)
-        for position, (link, _) in enumerate(chain):
-            if link not in links:
-                new = position
-                break
-        before = chain[new - 1][1] if new else 0
-        for link, tokens in chain[new:]:
-            links[link] = tokens - before
-            shelf.tokens += tokens - before
-            before = tokens
-            self._holders[link] = self._holders.get(link, 0) | bit
-        for link, _ in reversed(chain):  # the first ends as the one most recently used
-            links.move_to_end(link)
+        move_to_end = links.move_to_end
+        place = len(chain)
+        for link, tokens in reversed(chain):  # the first ends as the one most recently used
+            place -= 1
+            try:
+                move_to_end(link)
+            except KeyError:
+                added = links[link] = tokens - (chain[place - 1][1] if place else 0)
+                shelf.tokens += added
+                holders[link] = holders.get(link, 0) | bit
         self._trim(bit, shelf)
 
     def forget(self, bit: int, chain: Chain, from_tokens: int) -> None:
@@ -141,26 +137,18 @@ class PrefixIndex:
         """An answer tells how much of its prompt was cached, where ``guessed_tokens`` (trust aside) were expected."""
         if guessed_tokens < LEAST_CHECKED_TOKENS:
             return
-        shelf = self._shelf(bit)
-        self.matched_tokens += guessed_tokens
-        self.confirmed_tokens += min(guessed_tokens, cached_tokens)
-        shelf.trust += TRUST_WEIGHT * (min(1.0, cached_tokens / guessed_tokens) - shelf.trust)
-        shelf.trust = max(0.01, shelf.trust)  # never so low that nothing more is sent to find out
+        self._confirm(bit, guessed_tokens, cached_tokens, TRUST_WEIGHT)
 
     def check_counters(self, bit: int, guessed_tokens: int, cached_tokens: int, answers: int) -> None:
         """The backend's counters tell how much of the prompts of several answers was cached, where ``guessed_tokens``
         were expected: as if each answer had told its part."""
         if guessed_tokens < LEAST_CHECKED_TOKENS:
             return
-        shelf = self._shelf(bit)
-        self.matched_tokens += guessed_tokens
-        self.confirmed_tokens += min(guessed_tokens, cached_tokens)
-        weight = 1.0 - (1.0 - TRUST_WEIGHT) ** answers
-        shelf.trust = max(0.01, shelf.trust + weight * (min(1.0, cached_tokens / guessed_tokens) - shelf.trust))
+        self._confirm(bit, guessed_tokens, cached_tokens, 1.0 - (1.0 - TRUST_WEIGHT) ** answers)
 
     def trust(self, bit: int) -> float:
         """How far guesses for that backend came true, 0 to 1."""
-        return self._shelf(bit).trust
+        return self.trusts.get(bit, 1.0)
 
     def clear(self, bit: int, capacity_tokens: int | None) -> None:
         """The backend has a new, empty cache of that size; ``None``: not known."""
@@ -169,7 +157,7 @@ class PrefixIndex:
             self._drop(bit, shelf, link)
         shelf.loose = 0
         shelf.capacity_tokens = capacity_tokens or UNKNOWN_CAPACITY_TOKENS
-        shelf.trust = 1.0
+        self.trusts.pop(bit, None)
 
     def went(self, session: str, bit: int, tokens: int) -> None:
         """A session's request of so many tokens was placed there."""
@@ -187,6 +175,16 @@ class PrefixIndex:
     def tokens(self, bit: int) -> int:
         """Tokens on that backend's shelf."""
         return self._shelf(bit).tokens
+
+    def _confirm(self, bit: int, guessed_tokens: int, cached_tokens: int, weight: float) -> None:
+        self.matched_tokens += guessed_tokens
+        self.confirmed_tokens += min(guessed_tokens, cached_tokens)
+        trust = self.trust(bit)
+        trust = max(LEAST_TRUST, trust + weight * (min(1.0, cached_tokens / guessed_tokens) - trust))
+        if trust == 1.0:
+            self.trusts.pop(bit, None)
+        else:
+            self.trusts[bit] = trust
 
     def _shelf(self, bit: int) -> _Shelf:
         shelf = self._shelves.get(bit)
@@ -206,6 +204,17 @@ class PrefixIndex:
             self._holders[link] = left
         else:
             self._holders.pop(link, None)
+
+
+@lru_cache(maxsize=1024)
+def bits_of(mask: int) -> tuple[int, ...]:
+    """The bits of a mask, lowest first. Many prompts begin alike, on the same backends: the masks are few."""
+    bits = []
+    while mask:
+        bit = mask & -mask
+        mask ^= bit
+        bits.append(bit)
+    return tuple(bits)
 
 
 @lru_cache(maxsize=1024)
