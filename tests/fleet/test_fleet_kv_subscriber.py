@@ -109,6 +109,17 @@ async def test_a_gap_without_replays_is_owned_up_to() -> None:
         assert heard.feed.knowledge is Knowledge.PARTIAL
 
 
+async def test_gaps_that_follow_each_other_do_not_fill_the_log(caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level(logging.INFO, "kvgate.fleet.kvevents")
+    async with publishing(replays=False) as publisher, listening(publisher.source) as heard:
+        publisher.send(stored(0))
+        for number in range(1, 21):
+            publisher.send(stored(100 + number), heard=False)
+            publisher.send(stored(number))
+        await heard.until(lambda: heard.tally.lost == 20)
+    assert len([line for line in caplog.messages if "forgotten" in line]) == 1
+
+
 async def test_a_lost_end_is_found_when_nothing_comes() -> None:
     async with publishing() as publisher, listening(publisher.source) as heard:
         publisher.send(stored(1))

@@ -41,6 +41,8 @@ MOST_SILENT = 3
 LOST_S = 5.0
 # Messages that may wait here; beyond it they are dropped, and asked for again.
 HIGH_WATER_MESSAGES = 2000
+# A publisher that comes and goes many times a second must not fill the log: the tally counts them all.
+QUIET_S = 10.0
 
 _SUB = {
     int(zmq.RCVHWM): HIGH_WATER_MESSAGES,
@@ -90,6 +92,7 @@ class Subscriber:
         self._complained: set[str] = set()
         self._broken_s: float | None = None
         self._until_s = 0.0
+        self._told_s = -QUIET_S
 
     def __repr__(self) -> str:
         return f"<Subscriber of {self.source.endpoint} {self._sequence!r} {self.feed!r}>"
@@ -312,8 +315,11 @@ class Subscriber:
         self._forget(Knowledge.PARTIAL if self._fresh else Knowledge.EXACT, "it was started anew")
 
     def _forget(self, knowledge: Knowledge, why: str) -> None:
-        blocks = self.feed.blocks
-        log.info("backend %s, engine %d: KV events: %s; %d blocks forgotten", *self._who, why, blocks)
+        blocks, now_s = self.feed.blocks, time.monotonic()
+        level = logging.INFO if now_s - self._told_s >= QUIET_S else logging.DEBUG
+        log.log(level, "backend %s, engine %d: KV events: %s; %d blocks forgotten", *self._who, why, blocks)
+        if level == logging.INFO:
+            self._told_s = now_s
         self.feed.restart(knowledge)
 
     def _complain(self, kind: str, text: str) -> None:
