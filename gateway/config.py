@@ -362,7 +362,7 @@ class PlacingSettings(Section):
         default=0.9, gt=0, lt=1, description="Share of learned answers that are no longer than what is reserved."
     )
     short_first_s: float = Field(
-        default=60.0, ge=0, description="Longest time a request is held back for shorter ones of its class; 0: never."
+        default=15.0, ge=0, description="Longest time a request is held back for shorter ones of its class; 0: never."
     )
     headroom_ratio: float = Field(default=0.02, ge=0, lt=1, description="Share of KV blocks never planned for.")
     queue_max_requests: int = Field(default=1024, ge=0, description="Requests that may wait; more are answered 429.")

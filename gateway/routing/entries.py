@@ -33,12 +33,13 @@ class Entry:
 
     ``matched`` are tokens of its prompt by bit of the backend that has them, as of ``matched_at``, a state of the
     index. ``lanes_mask`` are the backends it waits for now. ``tag``, ``floor`` (the least its tag can be) and ``lane``
-    belong to ``lanes``. ``handicap``: tokens it stands behind its tag.
+    belong to ``lanes``. ``handicap``: tokens it stands behind its tag, until it is
+    ``aged``.
     """
 
     __slots__ = (
-        "chain", "floor", "flow", "handicap", "lane", "lanes_mask", "mask", "matched", "matched_at", "options", "tag",
-        "tokens", "waiter",
+        "aged", "chain", "floor", "flow", "handicap", "lane", "lanes_mask", "mask", "matched", "matched_at", "options",
+        "tag", "tokens", "waiter",
     )  # fmt: skip
 
     def __init__(self, waiter: Waiter) -> None:
@@ -52,6 +53,7 @@ class Entry:
         self.flow = (waiter.rank, waiter.flow)
         self.tag: float | None = waiter.tag
         self.floor = self.handicap = 0.0
+        self.aged = False
         self.lane: Lane | None = None
 
     def __lt__(self, other: Entry) -> bool:

@@ -30,6 +30,7 @@ MOST_STALE = 64
 MOST_LANES = 256
 
 Key = tuple[int, float, int]
+Turn = tuple[int, bool, float, int]
 Flow = tuple[int, str]
 
 
@@ -38,16 +39,25 @@ class Domain:
 
     ``served`` is the virtual time: it grows by each request's tokens over the number of flows that wait, so whatever
     comes later, a tag that stands is reached in the end.
+
+    Those that were held back long enough (``Entry.aged``) go first, and then the others until they have had as many
+    tokens: under an overload that lasts, everybody long is held back, and would leave the others nothing.
     """
 
-    __slots__ = ("_accounts", "_flows", "_left", "lanes", "served")
+    __slots__ = ("_accounts", "_flows", "_left", "_owed_tokens", "lanes", "served")
 
     def __init__(self) -> None:
         self.served = 0.0
+        self._owed_tokens = 0.0  # to the others, for what was served to those held back before
         self.lanes: list[Lane] = []
         self._accounts: dict[Flow, float] = {}
         self._flows: dict[Flow, OrderedDict[int, Entry]] = {}  # who waits, by arrival
         self._left: set[Flow] = set()  # flows of which somebody left unserved
+
+    def turn(self, lane: Lane) -> Turn:
+        """Where a lane's first request stands among all lanes now. Raises ``IndexError`` if nobody waits."""
+        rank, tag, sequence = lane.key()
+        return (rank, not lane.aged if self._owed_tokens <= 0 else lane.aged, tag, sequence)
 
     @property
     def idle(self) -> bool:
@@ -88,6 +98,10 @@ class Domain:
 
     def serve(self, entry: Entry) -> None:
         """A request with a tag is placed: time goes on."""
+        if entry.aged:
+            self._owed_tokens += entry.tokens
+        else:
+            self._owed_tokens = max(0.0, self._owed_tokens - entry.tokens)
         if entry.waiter.tag is None:
             assert entry.tag is not None
             self.served = max(self.served, entry.tag) + entry.tokens / max(1, len(self._flows))
@@ -141,12 +155,14 @@ class Domain:
 
 
 class Lane:
-    """Requests that may go to the same backends, those in ``mask``. ``dirty``: its first was not looked at yet."""
+    """Requests that may go to the same backends, those in ``mask``; ``aged`` as they all are or are not. ``dirty``: its
+    first was not looked at yet."""
 
-    __slots__ = ("_heap", "dirty", "domain", "mask", "waiting")
+    __slots__ = ("_heap", "aged", "dirty", "domain", "mask", "waiting")
 
-    def __init__(self, mask: int, domain: Domain) -> None:
+    def __init__(self, mask: int, domain: Domain, aged: bool) -> None:
         self.mask = mask
+        self.aged = aged
         self.domain = domain
         self.waiting = 0
         self.dirty = False
@@ -160,7 +176,7 @@ class Lane:
         return (entry for key, entry in self._heap if self._stands(key, entry))
 
     def key(self) -> Key:
-        """Where its first request stands among all lanes. Raises ``IndexError`` if nobody waits."""
+        """Where its first request stands among all of its age. Raises ``IndexError`` if nobody waits."""
         return self._top()[0]
 
     def first(self) -> Entry:
@@ -205,10 +221,10 @@ class Lane:
 
 
 class Lanes:
-    """All lanes, by the mask of their backends, and the domains they fall into."""
+    """All lanes, by the mask of their backends and their age, and the domains they fall into."""
 
     def __init__(self) -> None:
-        self._lanes: dict[int, Lane] = {}
+        self._lanes: dict[tuple[int, bool], Lane] = {}
         self._domains: list[tuple[int, Domain]] = []  # masks are disjoint
 
     def domains(self) -> list[Domain]:
@@ -221,7 +237,7 @@ class Lanes:
 
     def push(self, entry: Entry) -> Lane:
         """Let a request wait in the lane of the backends it waits for."""
-        lane = self._lane(entry.lanes_mask)
+        lane = self._lane(entry.lanes_mask, entry.aged)
         lane.domain.book(entry)
         lane.push(entry)
         return lane
@@ -236,17 +252,17 @@ class Lanes:
             domain.clear()
         return entries
 
-    def _lane(self, mask: int) -> Lane:
-        lane = self._lanes.get(mask)
+    def _lane(self, mask: int, aged: bool = False) -> Lane:
+        lane = self._lanes.get((mask, aged))
         if lane is None:
             if len(self._lanes) >= MOST_LANES:
                 self._prune()
-            lane = self._lanes[mask] = Lane(mask, self._domain(mask))
+            lane = self._lanes[mask, aged] = Lane(mask, self._domain(mask), aged)
         return lane
 
     def _prune(self) -> None:
         """Forget the lanes nobody waits in."""
-        self._lanes = {mask: lane for mask, lane in self._lanes.items() if lane.waiting}
+        self._lanes = {key: lane for key, lane in self._lanes.items() if lane.waiting}
         for _, domain in self._domains:
             domain.lanes = [lane for lane in domain.lanes if lane.waiting]
 

@@ -49,6 +49,20 @@ def test_nobody_is_held_back_for_longer_than_the_operator_wants() -> None:
     assert placed(placer.decide(NOW_S + 61))[0] == (1, "a")
 
 
+def test_those_held_back_too_long_and_the_others_get_as_much_of_it() -> None:
+    placer = placer_of(busy("a", 1000))
+    for number in (1, 2):
+        placer.add(late(number, "a", tokens=1600), NOW_S)
+    placer.decide(NOW_S + 60)
+    for number in range(3, 23):
+        placer.add(late(number, "a", tokens=160), NOW_S + 60)
+    order = []
+    for step in range(4):
+        placer.see([busy("a", 900)])
+        order += [sequence for sequence, _ in placed(placer.decide(NOW_S + 61 + step / 100))]
+    assert order == [1, *range(3, 13), 2, *range(13, 23)]
+
+
 def test_without_a_time_for_it_requests_keep_to_their_turn() -> None:
     placer = placer_of(busy("a", 1000), settings=PlacingSettings(headroom_ratio=0.0, short_first_s=0.0))
     placer.add(late(1, "a", tokens=8000), NOW_S)
