@@ -16,10 +16,11 @@ from collections.abc import Mapping
 from typing import Any
 
 from gateway.config import BackendSettings, FleetSettings, PlacingSettings
-from gateway.fleet.backend import Reservation, WatchedBackend
+from gateway.fleet.backend import WatchedBackend
 from gateway.fleet.capacity import KvCapacity
 from gateway.fleet.discovery import ModelCard
 from gateway.fleet.fleet import Backend
+from gateway.fleet.reservation import Reservation
 from gateway.fleet.targets import Target
 from gateway.relay.gate import Gate
 from gateway.relay.lease import Lease

@@ -17,9 +17,10 @@ from statistics import mean
 
 from bench.accounting import percentile
 from gateway.config import BackendSettings, FleetSettings, PlacingSettings
-from gateway.fleet.backend import Reservation, WatchedBackend
+from gateway.fleet.backend import WatchedBackend
 from gateway.fleet.capacity import KvCapacity
 from gateway.fleet.discovery import ModelCard
+from gateway.fleet.reservation import Reservation
 from gateway.fleet.targets import Target
 from gateway.routing.need import groups_of
 from gateway.routing.placer import Placer

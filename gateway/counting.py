@@ -21,7 +21,8 @@ from gateway.api.errors import error_response
 from gateway.api.paths import dialect_of
 from gateway.config import Settings
 from gateway.exceptions import ClientGone, GatewayError
-from gateway.fleet.fleet import Fleet, Model
+from gateway.fleet.fleet import Fleet
+from gateway.fleet.models import Model
 from gateway.observe.metrics import Metrics
 from gateway.relay.client import Client, Receive, Scope, Send, header, read_body
 from gateway.tokens.service import Counter, ServedModel

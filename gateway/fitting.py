@@ -10,7 +10,8 @@ from gateway.api.history import opening_of
 from gateway.api.rewrite import with_model
 from gateway.config import Settings
 from gateway.exceptions import ContextOverflow, UnknownModel
-from gateway.fleet.fleet import Fleet, Model
+from gateway.fleet.fleet import Fleet
+from gateway.fleet.models import Model
 from gateway.guard.conversation import Conversations, Identity, identity
 from gateway.guard.cut import Untrimmable
 from gateway.guard.fit import fit

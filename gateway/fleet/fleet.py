@@ -11,11 +11,12 @@ from typing import Any
 from pydantic import SecretStr
 
 from gateway.config import Settings
-from gateway.exceptions import NoBackend, UnknownModel
-from gateway.fleet.backend import Reservation, WatchedBackend
+from gateway.fleet.backend import WatchedBackend
 from gateway.fleet.hits import Verdict
+from gateway.fleet.models import Model, Models
 from gateway.fleet.peers import Peers
 from gateway.fleet.records import BackendRecord
+from gateway.fleet.reservation import Reservation
 from gateway.fleet.targets import Target
 from gateway.fleet.troubles import Trouble
 from gateway.types import BackendView, Health, LoadView, Need
@@ -36,19 +37,6 @@ class Backend:
     observation_age_s: float | None
     priority_scheduling: bool = False
     rank: int | None = None
-
-
-@dataclass(frozen=True, slots=True)
-class Model:
-    """A served name. ``window_tokens`` is the largest usable window over its backends, ``max_model_len_tokens`` the
-    largest any of their servers states. ``backends`` are names, down or not, in the order of the settings."""
-
-    id: str
-    root: str | None
-    parent: str | None
-    window_tokens: int
-    max_model_len_tokens: int
-    backends: tuple[str, ...]
 
 
 class _Views(Mapping[str, BackendView]):
@@ -91,8 +79,6 @@ class Fleet:
         self._on_verdict = on_verdict
         self._peers = Peers(settings.fleet)
         self._tasks: list[asyncio.Task[None]] = []
-        self._models: dict[str, Model] = {}
-        self._models_of: tuple[Mapping[str, int], ...] | None = None
         self._touched: set[Target] = set()
         self._loaded: set[Target] = set()
         self._resting: set[Target] = set()  # those whose breaker is open: time alone changes them
@@ -104,6 +90,7 @@ class Fleet:
             )
             for item in settings.backends
         }
+        self._models = Models(self._backends.values())
         for backend in self._backends.values():
             for target in backend.targets:
                 self._touch(target, False)
@@ -115,7 +102,8 @@ class Fleet:
         """Begin to watch every backend. Returns at once; see ``wait_until_known``."""
         if not self._tasks:
             self._tasks = [
-                asyncio.create_task(backend.watch(), name=f"watch {name}") for name, backend in self._backends.items()
+                asyncio.create_task(backend.looker.watch(), name=f"watch {name}")
+                for name, backend in self._backends.items()
             ]
             self._tasks.append(asyncio.create_task(self._peers.watch(self._backends, _now), name="watch peers"))
 
@@ -126,14 +114,14 @@ class Fleet:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
         for backend in self._backends.values():
-            await backend.close()
+            await backend.looker.close()
 
     async def wait_until_known(self, timeout_s: float) -> bool:
         """Wait until every backend was looked at once, but not longer than ``timeout_s``. Returns whether one is up."""
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(timeout_s):
                 for backend in self._backends.values():
-                    await backend.looked.wait()
+                    await backend.looker.looked.wait()
         return self.ready()
 
     def ready(self) -> bool:
@@ -161,24 +149,14 @@ class Fleet:
 
     def models(self) -> list[Model]:
         """Every name any backend is known to serve, sorted."""
-        return sorted(self._current_models().values(), key=lambda model: model.id)
+        return sorted(self._models.current().values(), key=lambda model: model.id)
 
     def resolve(self, name: str) -> Model:
         """The model of that name; an empty name means the only base model, if there is one (vLLM takes it so, too).
 
         Raises ``UnknownModel``, or ``NoBackend`` while no backend has ever said what it serves.
         """
-        models = self._current_models()
-        model = models.get(name)
-        if model is not None:
-            return model
-        if not models:
-            raise NoBackend("No backend has answered yet. Try again in a few seconds.")
-        if not name:
-            bases = [item for item in models.values() if item.parent is None]
-            if len(bases) == 1:
-                return bases[0]
-        raise UnknownModel(name, sorted(models))
+        return self._models.resolve(name)
 
     def windows(self, model: str) -> Mapping[str, int]:
         """Usable window in tokens by target of every backend that serves ``model``, down or not."""
@@ -228,27 +206,27 @@ class Fleet:
 
     def note_failure(self, name: str, placed_s: float | None = None) -> None:
         """A request, placed at ``placed_s``, failed for the backend's sake: no connection, hung up, or a 5xx."""
-        self._backends[name].note_failure(placed_s)
+        self._backends[name].availability.note_failure(placed_s)
 
     def note_busy(self, name: str, placed_s: float, full: bool) -> None:
         """A request, placed at ``placed_s``, was answered 503. ``full``: since the backend takes no more for now."""
-        self._backends[name].note_busy(placed_s, full)
+        self._backends[name].availability.note_busy(placed_s, full)
 
     def look_soon(self, name: str) -> None:
         """Something about a backend cannot be as it was read last."""
-        self._backends[name].look_soon()
+        self._backends[name].looker.look_soon()
 
     def note_success(self, name: str) -> None:
         """The backend answered a request."""
-        self._backends[name].note_success()
+        self._backends[name].availability.note_success()
 
     def drain(self, name: str) -> None:
         """Place nothing more on a backend; what runs there runs on. Raises ``KeyError``."""
-        self._backends[name].drain(True)
+        self._backends[name].availability.drain(True)
 
     def undrain(self, name: str) -> None:
         """Place requests on a backend again. Raises ``KeyError``."""
-        self._backends[name].drain(False)
+        self._backends[name].availability.drain(False)
 
     def watched(self) -> list[WatchedBackend]:
         """The backends themselves, for what else looks after them."""
@@ -286,35 +264,6 @@ class Fleet:
             self._resting.add(target)
         else:
             self._resting.discard(target)
-
-    def _current_models(self) -> dict[str, Model]:
-        """The models, put together anew when a backend's windows were."""
-        state = tuple(backend.windows for backend in self._backends.values())
-        if self._models_of is None or any(new is not old for new, old in zip(state, self._models_of, strict=True)):
-            self._models_of = state
-            self._models = self._gather()
-        return self._models
-
-    def _gather(self) -> dict[str, Model]:
-        models: dict[str, Model] = {}
-        for name, backend in self._backends.items():
-            for card in backend.cards:
-                window = backend.windows.get(card.id)
-                if window is None or card.window_tokens is None:
-                    continue
-                known = models.get(card.id)
-                if known is None:
-                    models[card.id] = Model(card.id, card.root, card.parent, window, card.window_tokens, (name,))
-                else:
-                    models[card.id] = Model(
-                        known.id,
-                        known.root or card.root,
-                        known.parent or card.parent,
-                        max(known.window_tokens, window),
-                        max(known.max_model_len_tokens, card.window_tokens),
-                        (*known.backends, name),
-                    )
-        return models
 
 
 def _now() -> float:

@@ -50,14 +50,15 @@ class Peers:
         groups: dict[frozenset[str], dict[str, Recent]] = {}
         for name, backend in backends.items():
             models = frozenset(card.id for card in backend.cards if card.parent is None)
-            up = backend.health(now_s) is Health.UP and not backend.draining and backend.standby_for is None
-            if models and up:
-                groups.setdefault(models, {})[name] = backend.recent
+            availability = backend.availability
+            up = backend.health(now_s) is Health.UP
+            if models and up and not availability.draining and availability.standby_for is None:
+                groups.setdefault(models, {})[name] = availability.recent
         ejected, back = self._outliers.judge(list(groups.values()), now_s)
         for item in ejected:
-            backends[item.name].eject(now_s + item.rest_s, item.reason)
+            backends[item.name].availability.eject(now_s + item.rest_s, item.reason)
         for name in back:
-            backends[name].readmit()
+            backends[name].availability.readmit()
 
     def _match(self, backends: Mapping[str, WatchedBackend], now_s: float) -> None:
         """Find backends that are one process, by the times it started and made its first counter. The first of them in
@@ -67,7 +68,7 @@ class Peers:
             identity = backend.witness.identity
             name = identity.name
             other = None
-            if backend.reachable and name is not None and name[1] > 0 and not identity.alternating:
+            if backend.availability.reachable and name is not None and name[1] > 0 and not identity.alternating:
                 first = firsts.setdefault(name, backend)
                 other = first.name if first is not backend else None
             if other is not None:
@@ -75,4 +76,4 @@ class Peers:
                 backend.tell([turn] if turn is not None else [])
             else:
                 backend.tell(backend.witness.troubles.end(Trouble.SAME_SERVER, now_s))
-            backend.stand_by(other)
+            backend.availability.stand_by(other)

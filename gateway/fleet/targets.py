@@ -61,7 +61,8 @@ class Target:
             view = self._view = self._look(now_s)
             self._changes = self._seen_changes()
             self._until_s = now_s + VIEW_LIFE_S
-            for end_s in (self._backend.breaker.half_open_at_s, self._backend.rests_until_s(now_s)):
+            availability = self._backend.availability
+            for end_s in (availability.breaker.half_open_at_s, availability.rests_until_s(now_s)):
                 if end_s is not None and end_s > now_s:
                     self._until_s = min(self._until_s, end_s)
         return view
@@ -69,7 +70,9 @@ class Target:
     def load(self, now_s: float) -> LoadView | BackendView:
         """What changes all the time, if nothing else can have changed."""
         view, engines = self._view, self._backend.engines
-        if view is None or view.kv is None or not view.accepting or self._backend.breaker.half_open_at_s is not None:
+        if view is None or view.kv is None or not view.accepting:
+            return self.view(now_s)
+        if self._backend.availability.breaker.half_open_at_s is not None:
             return self.view(now_s)
         if self.rank is None and len(engines) > 1:
             return self.view(now_s)  # another engine may be next
@@ -88,27 +91,28 @@ class Target:
         backend = self._backend
         if self.gone:
             return BackendView(self.name, backend.url, Health.DOWN, {}, 0)
-        engines = backend.engines
+        engines, availability = backend.engines, backend.availability
         rank = engines.next_rank() if self.rank is None else self.rank
         ledger = engines[rank]
         running, waiting = backend.requests_at(rank, now_s)
         # One request tries a recovering backend, whatever it has engines: it goes to the first.
-        closed = backend.breaker.half_open_at_s is None
-        accepts = closed or (not self.rank and backend.breaker.accepts(now_s))
-        accepts = accepts and backend.rests_until_s(now_s) is None
-        half_open = not closed and backend.breaker.state(now_s) is BreakerState.HALF_OPEN
+        breaker = availability.breaker
+        closed = breaker.half_open_at_s is None
+        accepts = closed or (not self.rank and breaker.accepts(now_s))
+        accepts = accepts and availability.rests_until_s(now_s) is None
+        half_open = not closed and breaker.state(now_s) is BreakerState.HALF_OPEN
         reading = backend.reading
         return BackendView(
             self.name,
             backend.url,
-            backend.health(now_s),
+            availability.health(now_s),
             backend.windows,
             ledger.in_flight,
             ledger.view(now_s),
             running,
             waiting,
             accepts,
-            backend.draining or backend.standby_for is not None,
+            availability.draining or availability.standby_for is not None,
             ledger.pending_prompt_tokens,
             half_open or (self.rank is None and len(engines) > 1),
             backend.rates.prefill_s,
@@ -119,6 +123,6 @@ class Target:
             reading.loras,
             reading.lora_slots,
             engines=1 if self.rank is not None else len(engines),
-            condition=backend.condition(now_s),
-            warmth=backend.warmth(now_s),
+            condition=availability.condition(now_s),
+            warmth=availability.warmth(now_s),
         )

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from typing import Protocol
 
-from gateway.fleet.backend import Reservation
 from gateway.fleet.fleet import Backend
+from gateway.fleet.reservation import Reservation
 from gateway.types import BackendView, LoadView, Need
 
 

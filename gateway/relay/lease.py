@@ -5,8 +5,8 @@ from __future__ import annotations
 import asyncio
 from typing import Protocol
 
-from gateway.fleet.backend import Reservation
 from gateway.fleet.fleet import Backend
+from gateway.fleet.reservation import Reservation
 from gateway.relay.learning import Learner
 from gateway.routing.rooms import PREFILL_S
 from gateway.types import Placed, Waiter

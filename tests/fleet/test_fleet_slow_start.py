@@ -28,9 +28,9 @@ async def test_its_share_grows_after_its_breaker_has_closed() -> None:
     clock = Clock()
     item = watched(clock, slow_start_s=10.0)
     assert item.targets[0].view(clock.now_s).share == 2.0
-    item.note_failure()
+    item.availability.note_failure()
     clock.now_s += 6
-    item.note_success()
+    item.availability.note_success()
     assert item.targets[0].view(clock.now_s).share == 0.2
     assert item.targets[0].view(clock.now_s).warmth == 0.1
     clock.now_s += 5
@@ -42,9 +42,9 @@ async def test_its_share_grows_after_its_breaker_has_closed() -> None:
 async def test_without_a_slow_start_it_gets_all_at_once() -> None:
     clock = Clock()
     item = watched(clock, slow_start_s=0.0)
-    item.note_failure()
+    item.availability.note_failure()
     clock.now_s += 6
-    item.note_success()
+    item.availability.note_success()
     assert item.targets[0].view(clock.now_s).share == 2.0
 
 

@@ -241,8 +241,8 @@ async def test_a_backend_far_slower_than_its_peers_rests_and_comes_back_slowly()
             for fake in servers:
                 for key in range(10):
                     now_s = loop.time()
-                    backends[fake.name].recent.placed(key, 100, now_s - (5.0 if fake is three else 0.1))
-                    backends[fake.name].recent.began(key, now_s)
+                    backends[fake.name].availability.recent.placed(key, 100, now_s - (5.0 if fake is three else 0.1))
+                    backends[fake.name].availability.recent.began(key, now_s)
             peers = Peers(FleetSettings(outlier_rest_s=0.3))
             peers.compare(backends, loop.time())
             assert stands(fleet, three.name) is Condition.EJECTED

@@ -10,9 +10,10 @@ from fleet_server import card, eventually, server, watching
 
 from gateway.config import Settings
 from gateway.exceptions import NoBackend, UnknownModel
-from gateway.fleet.fleet import Fleet, Model
+from gateway.fleet.fleet import Fleet
+from gateway.fleet.models import Model
 from gateway.fleet.records import KvRecord
-from gateway.types import Health, KvView, Need
+from gateway.types import BackendView, Health, KvView, Need
 
 
 def kv(fleet: Fleet, name: str) -> KvView:
@@ -194,6 +195,23 @@ async def test_failing_metrics_leave_the_backend_up_and_its_numbers_old() -> Non
         assert record.kv is not None
         assert record.kv.used_blocks == 100  # our own footprints need no scrape
         reservation.release()
+
+
+async def test_a_reading_grown_too_old_is_told_at_the_next_look_though_that_fails() -> None:
+    """Who waits for a backend that somebody else kept busy may go there then, and nobody else would say so."""
+    changes = asyncio.Event()
+    async with server() as fake, watching(fake.url, on_change=changes.set, stale_after_s=0.3) as fleet:
+        await eventually(lambda: fleet.records()[0].running is not None)
+        fake.metrics_status = 500
+        running: int | None = 0
+        async with asyncio.timeout(5.0):
+            while running is not None:
+                await changes.wait()
+                changes.clear()
+                for view in fleet.changed(asyncio.get_running_loop().time()):
+                    assert isinstance(view, BackendView)
+                    running = view.running
+        assert fleet.records()[0].scrape_failures > 0
 
 
 @pytest.mark.parametrize("body", [b"", b"<html>", b'{"data": "no"}'])

@@ -8,16 +8,19 @@ from dataclasses import replace
 from unittest.mock import patch
 
 from gateway.config import BackendSettings, FleetSettings
-from gateway.fleet.backend import Reservation, WatchedBackend
+from gateway.fleet.backend import WatchedBackend
 from gateway.fleet.capacity import KvCapacity
 from gateway.fleet.discovery import ModelCard
 from gateway.fleet.fleet import Backend
+from gateway.fleet.reservation import Reservation
 from gateway.fleet.targets import Target
 from gateway.relay.gate import Gate
 from gateway.types import BackendView, LoadView, Need, Offer
 
 MODEL = "m"
 SIZE = 16
+# Between two moments at which a script in tenths of seconds can look.
+STALE_AFTER_S = 10.05
 
 
 class Grounds:
@@ -26,6 +29,7 @@ class Grounds:
 
     def __init__(self, blocks: Mapping[str, int], settings: FleetSettings | None = None) -> None:
         self.gate: Gate | None = None
+        self._settings = settings or FleetSettings(stale_after_s=STALE_AFTER_S)
         self.blocks = dict(blocks)
         self.at: dict[str, Target] = {}
         self._touched: set[str] = set()
@@ -33,10 +37,10 @@ class Grounds:
         self._resting: set[str] = set()
         loop = asyncio.get_running_loop()
         for name in blocks:
-            with patch("gateway.fleet.backend.Probe"):  # whose client would read certificates each time
+            with patch("gateway.fleet.looking.Probe"):  # whose client would read certificates each time
                 item = WatchedBackend(
                     BackendSettings(url=f"http://{name}:8000", name=name),
-                    settings or FleetSettings(),
+                    self._settings,
                     loop.time,
                     self._changed,
                     self._touch,
@@ -57,18 +61,21 @@ class Grounds:
 
     def lose(self, name: str) -> None:
         """It cannot be reached."""
-        self.at[name].backend._set_reachable(False)
+        self.at[name].backend.availability.set_reachable(False)
 
     def scrape(self, name: str, foreign_blocks: int = 0) -> None:
-        """A reading: what is ours and has begun, and so much foreign."""
+        """A reading: what is ours and has begun, and so much foreign.
+
+        It is followed by looks that fail, until the next one: of these the first that finds it too old matters.
+        """
         item = self.at[name].backend
         item.engines.begin_scrape()
         ours = sum(entry.blocks for ledger in item.engines for entry in ledger._entries.values() if entry.begun)
         item.engines.reconcile([min(ours + foreign_blocks, self.blocks[name])], None, asyncio.get_running_loop().time())
         reading = replace(item.reading, running=item.engines.in_flight + bool(foreign_blocks), waiting=0)
-        item.reading, item._read_s = reading, asyncio.get_running_loop().time()
-        item.touched()
-        self._changed()
+        item.reading, item.read_s = reading, asyncio.get_running_loop().time()
+        item.changed()
+        asyncio.get_running_loop().call_later(self._settings.stale_after_s + 0.01, item.changed)
 
     def views(self, now_s: float) -> Mapping[str, BackendView]:
         return {name: target.view(now_s) for name, target in self.at.items()}

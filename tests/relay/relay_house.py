@@ -59,7 +59,7 @@ class House:
     def revive(self) -> None:
         """Forget failures: of each request the first server must be tried first."""
         for backend in self.backends:
-            backend.breaker.succeeded()
+            backend.availability.breaker.succeeded()
             backend.touched()
         self.find()
 
@@ -87,7 +87,7 @@ class House:
             held[f"{backend.name} requests"] = engines.in_flight
             held[f"{backend.name} blocks"] = engines.used_blocks + engines.reserved_blocks
             held[f"{backend.name} pending"] = sum(ledger.pending_prompt_tokens for ledger in engines)
-            held[f"{backend.name} trials"] = float(backend.breaker._trial is not None)
+            held[f"{backend.name} trials"] = float(backend.availability.breaker._trial is not None)
         return held
 
     async def settled(self) -> dict[str, float]:
@@ -111,7 +111,7 @@ async def house(urls: list[str], **settings: Any) -> AsyncIterator[House]:
         built.app.fitter.close()
         built.app.counter.close()
         for backend in built.backends:
-            await backend.close()
+            await backend.looker.close()
 
 
 def completion(stream: bool, **more: Any) -> bytes:

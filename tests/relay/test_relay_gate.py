@@ -11,15 +11,14 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from gateway.config import PlacingSettings
+from gateway.config import FleetSettings, PlacingSettings
 from gateway.exceptions import Busy, ContextOverflow, NoBackend
-from gateway.fleet.backend import Reservation
-from gateway.fleet.breaker import Breaker
+from gateway.fleet.availability import Availability
 from gateway.fleet.capacity import KvCapacity
 from gateway.fleet.fleet import Backend
 from gateway.fleet.ledger import Ledger
-from gateway.fleet.outliers import Recent
 from gateway.fleet.rates import Rates
+from gateway.fleet.reservation import Reservation
 from gateway.fleet.witness import Witness
 from gateway.relay.gate import Gate
 from gateway.relay.lease import Lease
@@ -39,8 +38,7 @@ class Place:
         self.ledger.set_capacity(KvCapacity(1, BLOCKS, 16))
         self.ledger.begin_scrape()
         self.ledger.reconcile(0, 0.0)
-        self.breaker = Breaker(3, 5.0)
-        self.recent = Recent()
+        self.availability = Availability("place", FleetSettings(), lambda: 0.0, lambda: None, lambda: None)
         self.witness = Witness()
         self.rates = Rates()
         self.health = Health.UP

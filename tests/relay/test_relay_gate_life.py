@@ -16,7 +16,7 @@ from relay_fleet import MODEL, SIZE, Grounds
 
 from gateway.config import PlacingSettings
 from gateway.exceptions import Busy, ContextOverflow, NoBackend, ShuttingDown
-from gateway.fleet.backend import Reservation
+from gateway.fleet.reservation import Reservation
 from gateway.relay.gate import Gate
 from gateway.relay.lease import Lease
 from gateway.types import Need, Wish
@@ -94,10 +94,10 @@ class Life:
                 lease.grow(tokens)
             elif order == "finish":
                 lease.finished(grown, None)
-                self.fleet.at[lease.backend.name].backend.note_success()
+                self.fleet.at[lease.backend.name].backend.availability.note_success()
                 return True
             else:
-                self.fleet.at[lease.backend.name].backend.note_failure(lease.placed_s)
+                self.fleet.at[lease.backend.name].backend.availability.note_failure(lease.placed_s)
                 return False
 
     def tell(self, which: int, order: str, tokens: int = 0) -> None:
@@ -174,8 +174,8 @@ class Life:
     async def end(self) -> None:
         """All backends are well, all requests are told to finish, until nobody is left."""
         for name, target in self.fleet.at.items():
-            target.backend.drain(False)
-            target.backend.breaker.succeeded()
+            target.backend.availability.drain(False)
+            target.backend.availability.breaker.succeeded()
             self.fleet.find(name)
         for _ in range(4 * len(self.tasks) + 20):
             await self.settle()
@@ -197,7 +197,7 @@ class Life:
         for target in self.fleet.at.values():
             engines = target.backend.engines
             assert (engines.in_flight, engines.used_blocks, engines.reserved_blocks) == (0, 0, 0)
-            assert target.backend.breaker._trial is None
+            assert target.backend.availability.breaker._trial is None
 
     def unborn(self) -> int:
         """Tasks that were cancelled before their first step."""
@@ -246,7 +246,7 @@ async def live(script: list[tuple[Any, ...]], closes: bool) -> None:
         elif name == "find":
             life.fleet.find(what[0], what[1] or None)
         elif name == "drain":
-            life.fleet.at[what[0]].backend.drain(what[1])
+            life.fleet.at[what[0]].backend.availability.drain(what[1])
         elif name == "turn":
             for _ in range(what[0]):
                 await asyncio.sleep(0)

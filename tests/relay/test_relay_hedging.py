@@ -149,7 +149,7 @@ async def test_nobody_waits_for_a_second_place() -> None:
 async def test_no_backend_that_is_being_tried_gets_a_second_attempt() -> None:
     refused = asyncio.Event()
     async with two((refused, *says("first")), says("second")) as (gateway, _, second):
-        breaker = gateway.backends[1].breaker
+        breaker = gateway.backends[1].availability.breaker
         for _ in range(3):
             breaker.failed(-100.0)
         gateway.backends[1].touched()
@@ -175,12 +175,12 @@ async def test_a_first_attempt_that_fails_leaves_the_second_running() -> None:
     asked, failed = asyncio.Event(), asyncio.Event()
     async with two((asked,), (asked.set, failed, *says("second"))) as (gateway, _, second):
         task = asyncio.create_task(send(gateway))
-        await until(lambda: gateway.backends[0].breaker.failures == 1)
+        await until(lambda: gateway.backends[0].availability.breaker.failures == 1)
         failed.set()
         wire = await task
         assert b'"content":"second"' in wire.body
         assert len(second.requests) == 1  # it is no retry
-        assert gateway.backends[1].breaker.failures == 0
+        assert gateway.backends[1].availability.breaker.failures == 0
         assert gateway.total("kvgate_retries_total") == 0
 
 
@@ -188,7 +188,7 @@ async def test_a_second_attempt_that_fails_leaves_the_first_running() -> None:
     failed = asyncio.Event()
     async with two((failed, *says("first")), ()) as (gateway, _, second):
         task = asyncio.create_task(send(gateway))
-        await until(lambda: gateway.backends[1].breaker.failures == 1)
+        await until(lambda: gateway.backends[1].availability.breaker.failures == 1)
         failed.set()
         assert b'"content":"first"' in (await task).body
         assert len(second.requests) == 1
