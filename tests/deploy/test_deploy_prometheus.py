@@ -31,12 +31,17 @@ MODEL = "qwen3"
 KEY = "a-key-of-the-test"
 SCRAPE_INTERVAL_S = 0.5
 ODD_ONES, LESSONS = 3, 14  # requests a round
+KV_EVENTS = {
+    "enable_kv_cache_events": True,
+    "endpoint": "tcp://127.0.0.1:0",
+    "replay_endpoint": "tcp://127.0.0.1:0",
+}
 INTERVAL = "5s"  # what $__rate_interval stands for here
 
 
 @pytest.fixture(scope="module")
 def simulators() -> Iterator[list[KvgateProcess]]:
-    """A small window and a large one with two engines."""
+    """A small window and a large one with two engines; both publish KV events."""
     folder = default_folder()
     ensure_model(folder)
     processes = []
@@ -45,6 +50,7 @@ def simulators() -> Iterator[list[KvgateProcess]]:
             flags = ["simulate", "--model", MODEL, "--tokenizer", str(folder), "--max-model-len", str(window)]
             flags += ["--num-gpu-blocks", str(blocks), "--eos", "always", "--mean-output-tokens", "8"]
             flags += ["--enable-prompt-tokens-details", "--data-parallel-size", str(engines)]
+            flags += ["--kv-events-config", json.dumps(KV_EVENTS)]
             process = KvgateProcess(f"deploy-{window}", flags)
             process.start()
             stack.callback(process.stop)
