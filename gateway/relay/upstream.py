@@ -158,10 +158,10 @@ class Upstream:
                 response = await self._request(method, URL(url, encoded=True), headers, body)
         except TimeoutError as error:
             if isinstance(error, aiohttp.ServerTimeoutError):
-                raise BackendFailed("The backend cannot be reached: connecting took too long.") from error
+                raise BackendFailed("The backend cannot be reached: connecting took too long. Try again.") from error
             raise BackendTimeout("The backend did not begin to answer in time. Try again.") from error
         except (aiohttp.ClientError, OSError, ssl.SSLError, ValueError) as error:
-            raise BackendFailed(f"The backend cannot be reached or hung up ({_gist(error)}).") from error
+            raise BackendFailed(f"The backend cannot be reached or hung up ({_gist(error)}). Try again.") from error
         return UpstreamResponse(response)
 
     async def _request(

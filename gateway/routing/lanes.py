@@ -38,10 +38,12 @@ class Domain:
     """The account of what each flow was served or has asked for, over all lanes that share backends. Tokens.
 
     ``served`` is the virtual time: it grows by each request's tokens over the number of flows that wait, so whatever
-    comes later, a tag that stands is reached in the end.
+    comes later, a tag that stands is reached in the end. It does not follow the tags of who is served while others
+    wait: short requests go before their turn, and a flow that floods would take time along with it.
 
-    Those that were held back long enough (``Entry.aged``) go first, and then the others until they have had as many
-    tokens: under an overload that lasts, everybody long is held back, and would leave the others nothing.
+    Those that were held back long enough (``Entry.aged``) and whose turn it is go first, and then the others until they
+    have had as many tokens: under an overload that lasts, everybody long is held back, and would leave the others
+    nothing. Who waits for requests of its own flow was not held back for others' sake.
     """
 
     __slots__ = ("_accounts", "_flows", "_left", "_owed_tokens", "lanes", "served")
@@ -57,7 +59,8 @@ class Domain:
     def turn(self, lane: Lane) -> Turn:
         """Where a lane's first request stands among all lanes now. Raises ``IndexError`` if nobody waits."""
         rank, tag, sequence = lane.key()
-        return (rank, not lane.aged if self._owed_tokens <= 0 else lane.aged, tag, sequence)
+        due = lane.aged and tag <= self.served
+        return (rank, not due if self._owed_tokens <= 0 else due, tag, sequence)
 
     @property
     def idle(self) -> bool:
@@ -98,13 +101,15 @@ class Domain:
 
     def serve(self, entry: Entry) -> None:
         """A request with a tag is placed: time goes on."""
-        if entry.aged:
+        assert entry.tag is not None
+        if entry.aged and entry.tag <= self.served:
             self._owed_tokens += entry.tokens
         else:
             self._owed_tokens = max(0.0, self._owed_tokens - entry.tokens)
         if entry.waiter.tag is None:
-            assert entry.tag is not None
-            self.served = max(self.served, entry.tag) + entry.tokens / max(1, len(self._flows))
+            if not self._flows:
+                self.served = max(self.served, entry.tag)
+            self.served += entry.tokens / max(1, len(self._flows))
 
     def settle(self) -> None:
         """Let those behind requests that left unserved move up."""
