@@ -72,7 +72,7 @@ class Knowing(Gateway):
 
     def __init__(self, lab: Lab, settings: PlacingSettings) -> None:
         super().__init__(lab, settings)
-        self.known = self._placer.blocks = Known(lab)
+        self.known = self._placer.blocks = self._placer.caches.blocks = Known(lab)
         add = self._placer.add
         self._placer.add = lambda waiter, now_s: add(  # type: ignore[method-assign]
             replace(waiter, blocks=_blocks(self._waiting[waiter.sequence][1])), now_s

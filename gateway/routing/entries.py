@@ -2,24 +2,36 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import Protocol
 
 from gateway.routing.prefixes import thinned
 from gateway.routing.rooms import Room
 from gateway.types import Need, Offer, Waiter
 
-if TYPE_CHECKING:
-    from gateway.routing.lanes import Lane
+
+class Place(Protocol):
+    """Where an entry waits: a lane of the queue."""
+
+    def drop(self, entry: Entry, served: bool = False) -> bool:
+        """Take it out. Returns whether it was the first."""
+
+    def sort(self) -> None:
+        """Order anew, after tags have changed."""
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class Option:
-    """Backends of one window: what the request needs there. ``penalty_s`` is the price of taking that window;
-    ``mixed``: of some the cache is unknown, so that costs cannot be compared. Only if no option of a lower ``tier`` has
-    room is one of a higher looked at."""
+    """Backends of one window: what the request needs there. ``places``: where in ``offers`` theirs are, by their bits.
+
+    ``penalty_s`` is the price of taking that window; ``mixed``: of some the cache is unknown, so that costs cannot be
+    compared. Only if no option of a lower ``tier`` has room is one of a higher looked at. Not to be changed: it is not
+    frozen since one is made for each request.
+    """
 
     offers: tuple[Offer, ...]
+    places: Mapping[int, int]
     need: Need
     rooms: tuple[Room, ...]
     mask: int
@@ -54,7 +66,7 @@ class Entry:
         self.tag: float | None = waiter.tag
         self.floor = self.handicap = 0.0
         self.aged = False
-        self.lane: Lane | None = None
+        self.lane: Place | None = None
 
     def __lt__(self, other: Entry) -> bool:
         """Of one request that waits again and its former self, which a heap still holds, neither comes first."""

@@ -27,35 +27,17 @@ from __future__ import annotations
 
 import heapq
 from collections.abc import Iterable
-from math import inf, log2
 
 from gateway.config import PlacingSettings
-from gateway.routing.blocks import BlockIndex
-from gateway.routing.costs import SESSION_S, WINDOW_S, Bonds, Full, adapter_s, cheapest, home
+from gateway.routing.caches import Caches
+from gateway.routing.costs import Bonds, Full, cheapest, home
 from gateway.routing.entries import Entry, Option
 from gateway.routing.lanes import Domain, Lane, Lanes
-from gateway.routing.prefixes import Chain, PrefixIndex, thinned
-from gateway.routing.rooms import PREFILL_S, Room
-from gateway.types import BackendView, Decision, Group, LoadView, Placed, Refused, Waiter
-
-# How often a request's own uncached tokens count while it is held back for shorter ones.
-SHORT_FIRST = 32.0
-MOST_LAYOUTS = 512
-# Times noted for requests that have left are swept out when there are so many of them.
-MOST_STALE = 256
-
-
-class _Layout:
-    """The rooms of one group of offers, as long as no backend changes its windows, its cache or its being there."""
-
-    __slots__ = ("holds_tokens", "mask", "mixed", "rooms", "stands")
-
-    def __init__(self, rooms: tuple[Room, ...]) -> None:
-        self.stands = bool(rooms)
-        self.rooms = rooms
-        self.mask = _mask(rooms)
-        self.mixed = not all(room.known for room in rooms)
-        self.holds_tokens = min((room.holds_tokens for room in rooms), default=inf)
+from gateway.routing.layouts import Layouts
+from gateway.routing.prefixes import Chain
+from gateway.routing.rooms import Room, compare
+from gateway.routing.times import Times
+from gateway.types import BackendView, Decision, LoadView, Placed, Refused, Waiter
 
 
 class Placer:
@@ -64,16 +46,13 @@ class Placer:
     def __init__(self, settings: PlacingSettings) -> None:
         self._settings = settings
         self._rooms: dict[str, Room] = {}
-        self._layouts: dict[tuple[object, ...], _Layout] = {}
         self._entries: dict[int, Entry] = {}
+        self._layouts = Layouts(self._rooms)
+        self._times = Times(self._entries)
         self._new: list[Entry] = []  # who waits and is in no lane yet
         self._lanes = Lanes()
-        self._deadlines: list[tuple[float, int]] = []
-        self._homes: list[tuple[float, int]] = []  # until when a request waits for one backend only
-        self._handicaps: list[tuple[float, int]] = []  # until when it is held back for shorter ones
-        self.prefixes = PrefixIndex()
-        self.blocks = BlockIndex()
-        self._caching = 0  # rooms that keep prefixes
+        self.caches = Caches()
+        self.prefixes, self.blocks = self.caches.prefixes, self.caches.blocks
         self._rates_seen = 0
         self._better = 0  # rooms that may hold what they could not
         self._closed = 0  # rooms that began to rest: nobody waits for one of them alone
@@ -103,24 +82,30 @@ class Placer:
                 self._closed |= room.bit
             changed, better = room.update(view, headroom_ratio)
             if changed or view.epoch != before.epoch or view.caches != before.caches:
-                self._structured(room, before, changed)
+                self._restructured = self._restructured or changed
+                self.caches.changed(room, before)
             if better:
                 self._better |= room.bit
             if view.output_s != before.output_s or view.prefill_s != before.prefill_s:
                 self._rates_seen += 1
         if self._rates_seen > len(self._rooms) // 4:
-            self._compare()
+            self._rates_seen = 0
+            compare(self._rooms.values())
 
     def add(self, waiter: Waiter, now_s: float) -> list[Decision]:
         """A request arrives. The decisions that follow; if none is about it, it waits."""
         self.blocks.expire(now_s)
+        if self._restructured:
+            self.put([waiter])
+            return self.decide(now_s)
         entry = Entry(waiter)
-        if not self._entries and not self._restructured and waiter.deadline_s > now_s:
-            # Nobody waits: the way of almost every request.
-            refusal = self._options(entry)
-            if refusal is not None:
-                return [refusal]
-            chosen = self._look_around(entry, now_s)
+        nobody_waits = not self._entries and waiter.deadline_s > now_s  # the way of almost every request
+        refusal = self._options(entry)
+        if refusal is not None:
+            return [refusal] if nobody_waits else [refusal, *self.decide(now_s)]
+        bonds = self.caches.bonds(entry)
+        if nobody_waits:
+            chosen = self._look_around(entry, bonds, now_s)
             if chosen is not None and entry.lanes_mask == entry.mask:
                 domain = self._lanes.domain(entry.mask)
                 domain.book(entry)
@@ -128,13 +113,8 @@ class Placer:
             self._hold_back(entry, now_s)
             self._push(entry).dirty = False  # it was looked at just now
             return []
-        if self._restructured:
-            self.put([waiter])
-            return self.decide(now_s)
-        refusal = self._options(entry)
-        if refusal is not None:
-            return [refusal, *self.decide(now_s)]
-        self._look_around(entry, now_s)
+        if bonds is not None and bonds.matched:
+            self._look_around(entry, bonds, now_s)
         self._hold_back(entry, now_s)
         self._push(entry)
         return self.decide(now_s)
@@ -152,8 +132,7 @@ class Placer:
         for waiter in waiters:
             entry = self._entries[waiter.sequence] = Entry(waiter)
             self._new.append(entry)
-            heapq.heappush(self._deadlines, (waiter.deadline_s, waiter.sequence))
-        self._sweep()
+            self._times.waits(entry)
 
     def decide(self, now_s: float) -> list[Decision]:
         """Decisions on all who wait; who is not mentioned waits on."""
@@ -172,32 +151,21 @@ class Placer:
 
     def next_deadline_s(self) -> float | None:
         """When the next of those who wait will have waited long enough to be refused, or looked at otherwise."""
-        firsts = []
-        for ends in (self._deadlines, self._homes, self._handicaps):
-            while ends and ends[0][1] not in self._entries:
-                heapq.heappop(ends)
-            firsts += ends[:1]
-        return min(firsts)[0] if firsts else None
+        return self._times.next_s()
 
     def answered(self, name: str, output_tokens: int, matched_tokens: int, cached_tokens: int | None) -> None:
         """A request placed with ``matched_tokens`` was answered; ``cached_tokens`` as its answer tells."""
-        bit = self._rooms[name].bit
-        if output_tokens:
-            self.prefixes.occupy(bit, output_tokens)
-        if cached_tokens is not None:
-            index = self.blocks if self.blocks.knows(bit) else self.prefixes
-            index.check(bit, matched_tokens, cached_tokens)
+        self.caches.answered(self._rooms[name].bit, output_tokens, matched_tokens, cached_tokens)
 
     def counted(self, name: str, guessed_tokens: int, cached_tokens: int, answers: int) -> None:
         """What a backend's prefix-cache counters say of the prompts of ``answers``, where those do not tell it."""
         room = self._rooms.get(name)
-        if room is not None and not self.blocks.knows(room.bit):
-            self.prefixes.check_counters(room.bit, guessed_tokens, cached_tokens, answers)
+        if room is not None:
+            self.caches.counted(room.bit, guessed_tokens, cached_tokens, answers)
 
     def unanswered(self, name: str, chain: Chain, model: str, matched_tokens: int) -> None:
         """It was never answered: its prompt is not in the cache there."""
-        if chain:
-            self.prefixes.forget(self._rooms[name].bit, thinned(chain, model), matched_tokens)
+        self.caches.unanswered(self._rooms[name].bit, chain, model, matched_tokens)
 
     def _room(self, name: str) -> Room:
         room = self._rooms[name] = Room(name, 1 << len(self._rooms))
@@ -205,79 +173,9 @@ class Placer:
         self._restructured = True
         return room
 
-    def _structured(self, room: Room, before: BackendView, changed: bool) -> None:
-        """A backend is another one than before: its offers are looked at anew, and its cache is empty."""
-        view = room.view
-        self._restructured = self._restructured or changed
-        self._caching = self._caching | room.bit if view.caches else self._caching & ~room.bit
-        size = (0, 0) if before.kv is None else (before.kv.capacity_blocks, before.kv.block_size_tokens)
-        if view.epoch != before.epoch or size != (room.capacity, room.size):
-            self.prefixes.clear(room.bit, room.capacity * room.size * view.engines)
-        if view.epoch != before.epoch:
-            self.blocks.gone(room.bit)
-
-    def _compare(self) -> None:
-        """Price all backends beside each other, now that rates were learned."""
-        self._rates_seen = 0
-        views = [room.view for room in self._rooms.values()]
-        prefill = [view.prefill_s for view in views if view.prefill_s is not None]
-        output = [view.output_s for view in views if view.output_s is not None]
-        mean_s = sum(prefill) / len(prefill) if prefill else PREFILL_S
-        fastest_s = min(output, default=0.0)
-        for room in self._rooms.values():
-            room.compare(mean_s, fastest_s)
-
-    def _match(self, entry: Entry) -> None:
-        """Look up which backends have the prompt's beginning, if that may have changed."""
-        state = self.prefixes.changes + self.blocks.changes
-        if entry.matched_at == state:
-            return
-        entry.matched_at = state
-        waiter, mask = entry.waiter, entry.mask & self._caching
-        if entry.chain:
-            entry.matched = self.prefixes.match(entry.chain, mask)
-        elif waiter.session:
-            bit, tokens = self.prefixes.last(waiter.session)
-            entry.matched = {bit: min(tokens, waiter.groups[0].need.prompt_tokens)} if bit & mask else {}
-        if waiter.blocks is not None:
-            entry.matched = self.blocks.refine(entry.matched, waiter.blocks, mask)
-
-    def _trusted(self, matched: dict[int, int]) -> dict[int, int]:
-        """What was found of a prompt, as far as what is known of each backend's cache came true."""
-        guessed, reported = self.prefixes.trusts, self.blocks.trusts
-        if not (guessed or reported):
-            return matched
-        if self.blocks.silent and not reported:
-            return {bit: int(tokens * guessed.get(bit, 1.0)) for bit, tokens in matched.items()}
-        knows = self.blocks.knows
-        return {
-            bit: int(tokens * (reported if knows(bit) else guessed).get(bit, 1.0)) for bit, tokens in matched.items()
-        }
-
-    def _bonds(self, entry: Entry) -> Bonds | None:
-        """What ties the request to some backends; ``None`` if nothing can."""
-        waiter = entry.waiter
-        if not (entry.chain or waiter.blocks or waiter.session or waiter.adapter):
-            return None
-        self._match(entry)
-        matched = self._trusted(entry.matched)
-        extra_s: dict[int, float] = {}
-        if waiter.adapter:
-            for option in entry.options:
-                extra_s.update((room.bit, adapter_s(room, waiter.model)) for room in option.rooms)
-        if waiter.session:
-            bit = self.prefixes.last(waiter.session)[0]
-            extra_s[bit] = extra_s.get(bit, 0.0) - SESSION_S
-        return Bonds(matched, extra_s, entry.chain)
-
-    def _choose(self, entry: Entry, claimed: int) -> tuple[Option, Room] | None:
-        """The cheapest room with room for the request."""
-        return cheapest(entry.options, claimed, self._bonds(entry))
-
-    def _look_around(self, entry: Entry, now_s: float) -> tuple[Option, Room] | None:
+    def _look_around(self, entry: Entry, bonds: Bonds | None, now_s: float) -> tuple[Option, Room] | None:
         """The cheapest room with room for a request that arrives. It is to wait for another one alone, if that is worth
         it for a while."""
-        bonds = self._bonds(entry)
         if bonds is None or not bonds.matched:
             return cheapest(entry.options, 0, bonds)
         full: Full = []
@@ -285,35 +183,23 @@ class Placer:
         found = home(entry.options, chosen, bonds, full) if full else None
         if found is not None:
             entry.lanes_mask, patience_s = found
-            heapq.heappush(self._homes, (now_s + patience_s, entry.waiter.sequence))
+            self._times.waits_for_one(entry, now_s + patience_s)
         return chosen
 
     def _hold_back(self, entry: Entry, now_s: float) -> None:
         """Let shorter requests go first for a while."""
         until_s = entry.waiter.arrived_s + self._settings.short_first_s
         if until_s > now_s:
-            entry.handicap = SHORT_FIRST * entry.tokens
-            heapq.heappush(self._handicaps, (until_s, entry.waiter.sequence))
+            self._times.hold_back(entry, until_s)
 
     def _release(self, now_s: float) -> None:
         """Whoever has waited long enough for one backend, or waits for one that rests now, waits for all of its own,
         and whoever was held back long enough stands where its tag says."""
         closed, self._closed = self._closed, 0
-        if closed:
-            for _, sequence in self._homes:
-                entry = self._entries.get(sequence)
-                if entry is None or entry.lane is None or entry.lanes_mask == entry.mask:
-                    continue
-                if not entry.lanes_mask & ~closed:
-                    self._move(entry, entry.mask, entry.aged)
-        while self._homes and self._homes[0][0] <= now_s:
-            entry = self._entries.get(heapq.heappop(self._homes)[1])
-            if entry is not None and entry.lane is not None and entry.lanes_mask != entry.mask:
-                self._move(entry, entry.mask, entry.aged)
-        while self._handicaps and self._handicaps[0][0] <= now_s:
-            entry = self._entries.get(heapq.heappop(self._handicaps)[1])
-            if entry is not None and entry.lane is not None and entry.handicap:
-                self._move(entry, entry.lanes_mask, True)
+        for entry in self._times.released(now_s, closed):
+            self._move(entry, entry.mask, entry.aged)
+        for entry in self._times.aged(now_s):
+            self._move(entry, entry.lanes_mask, True)
 
     def _move(self, entry: Entry, mask: int, aged: bool) -> None:
         """Take a waiting request from its place to another."""
@@ -325,29 +211,15 @@ class Placer:
         self._lanes.push(entry)
 
     def _push(self, entry: Entry) -> Lane:
-        waiter = entry.waiter
-        self._entries[waiter.sequence] = entry
-        heapq.heappush(self._deadlines, (waiter.deadline_s, waiter.sequence))
-        self._sweep()
+        self._entries[entry.waiter.sequence] = entry
+        self._times.waits(entry)
         return self._lanes.push(entry)
-
-    def _sweep(self) -> None:
-        """Forget the times of requests that left long before them: a flood of those that hang up must not stay."""
-        most = 2 * len(self._entries) + MOST_STALE
-        for ends in (self._deadlines, self._homes, self._handicaps):
-            if len(ends) > most:
-                ends[:] = [end for end in ends if end[1] in self._entries]
-                heapq.heapify(ends)
 
     def _expire(self, now_s: float, decisions: list[Decision]) -> None:
         """Refuse who has waited too long."""
-        while self._deadlines and self._deadlines[0][0] <= now_s:
-            _, sequence = heapq.heappop(self._deadlines)
-            entry = self._entries.get(sequence)
-            # One that waits again after a failure has another deadline than the first time.
-            if entry is not None and entry.waiter.deadline_s <= now_s:
-                self.remove(sequence)
-                decisions.append(Refused(sequence, "timeout"))
+        for entry in self._times.overdue(now_s):
+            self.remove(entry.waiter.sequence)
+            decisions.append(Refused(entry.waiter.sequence, "timeout"))
 
     def _restructure(self, decisions: list[Decision], now_s: float) -> None:
         """Backends came, went or changed their windows: everybody's options are looked up anew."""
@@ -384,7 +256,11 @@ class Placer:
                 claimed |= lane.mask
                 continue
             entry = lane.first()
-            chosen = self._choose(entry, claimed | ~lane.mask) if lane.mask & ~claimed else None
+            chosen = (
+                cheapest(entry.options, claimed | ~lane.mask, self.caches.bonds(entry))
+                if lane.mask & ~claimed
+                else None
+            )
             if chosen is None:
                 claimed |= lane.mask
                 lane.dirty = False
@@ -397,79 +273,26 @@ class Placer:
                 heapq.heappush(order, (domain.turn(lane), index))
 
     def _place(self, entry: Entry, option: Option, room: Room, domain: Domain) -> Placed:
-        waiter = entry.waiter
-        matched_tokens = 0
-        if entry.matched:
-            matched_tokens = entry.matched.get(room.bit, 0)
-        room.place(option.need, matched_tokens)
+        need = option.need
+        matched_tokens = entry.matched.get(room.bit, 0) if entry.matched else 0
+        room.place(need, matched_tokens)
         domain.serve(entry)
-        if entry.chain:
-            self.prefixes.add(room.bit, entry.chain)
-        if waiter.blocks is not None:
-            self.blocks.expect(room.bit, waiter.blocks, matched_tokens)
-        if waiter.session:
-            self.prefixes.went(waiter.session, room.bit, option.need.prompt_tokens)
-        name = room.name
-        offer = next(offer for offer in option.offers if offer.backend == name)
-        return Placed(waiter.sequence, offer, option.need, entry.tag or 0.0, matched_tokens, entry.chain)
+        self.caches.placed(entry, room, need.prompt_tokens, matched_tokens)
+        offer = option.offers[option.places[room.bit]]
+        return Placed(entry.waiter.sequence, offer, need, entry.tag or 0.0, matched_tokens, entry.chain)
 
     def _options(self, entry: Entry) -> Refused | None:
         """Look up where the request may go, or say why it can go nowhere."""
         waiter = entry.waiter
-        options: list[Option] = []
-        stands = False
-        mask = tier = 0
-        first_tokens = last_tokens = 0
-        for group in waiter.groups:
-            window_tokens = group.window_tokens
-            if not first_tokens:
-                first_tokens = window_tokens
-            elif window_tokens < last_tokens or tier:
-                tier += 1
-            last_tokens = window_tokens
-            layout = self._layout(group, waiter)
-            stands = stands or layout.stands
-            if group.need.prompt_tokens > layout.holds_tokens:
-                rooms = tuple(room for room in layout.rooms if group.need.prompt_tokens <= room.holds_tokens)
-                layout = _Layout(rooms)
-            if layout.mask:
-                penalty_s = WINDOW_S * log2(window_tokens / first_tokens) if not tier and first_tokens else 0.0
-                options.append(
-                    Option(group.offers, group.need, layout.rooms, layout.mask, penalty_s, tier, layout.mixed)
-                )
-                mask |= layout.mask
-        entry.options, entry.mask, entry.lanes_mask = tuple(options), mask, mask
-        if mask:
-            if entry.chain or waiter.blocks:
-                entry.matched_at = -1
-                self._match(entry)
-                entry.tokens = max(1, waiter.groups[0].need.prompt_tokens - max(entry.matched.values(), default=0))
-            return None
-        return Refused(waiter.sequence, "too_large" if stands else "no_backend")
-
-    def _layout(self, group: Group, waiter: Waiter) -> _Layout:
-        """The rooms of a group that are there and still serve the model with that window."""
-        names = tuple([offer.backend for offer in group.offers])
-        window_tokens = group.window_tokens
-        key = (waiter.model, window_tokens, names, waiter.excluded)
-        layout = self._layouts.get(key)
-        if layout is None:
-            rooms = []
-            for name in names:
-                room = self._rooms.get(name)
-                if room is None or room.gone or name in waiter.excluded:
-                    continue
-                if room.serves(waiter.model, window_tokens):
-                    rooms.append(room)
-            layout = _Layout(tuple(rooms))
-            if len(self._layouts) >= MOST_LAYOUTS:
-                self._layouts.clear()
-            self._layouts[key] = layout
-        return layout
-
-
-def _mask(rooms: Iterable[Room]) -> int:
-    mask = 0
-    for room in rooms:
-        mask |= room.bit
-    return mask
+        entry.options, stands = self._layouts.options(waiter)
+        mask = 0
+        for option in entry.options:
+            mask |= option.mask
+        entry.mask = entry.lanes_mask = mask
+        if not mask:
+            return Refused(waiter.sequence, "too_large" if stands else "no_backend")
+        if entry.chain or waiter.blocks:
+            entry.matched_at = -1
+            self.caches.match(entry)
+            entry.tokens = max(1, waiter.groups[0].need.prompt_tokens - max(entry.matched.values(), default=0))
+        return None

@@ -5,6 +5,8 @@ A room is looked at for every request and written for few, so all that its cost 
 
 from __future__ import annotations
 
+from collections.abc import Collection
+
 from gateway.types import BackendView, Health, LoadView, Need
 
 # A stand-in until some backend's own is learned.
@@ -145,3 +147,14 @@ class Room:
         self.rest = self.capacity * BEYOND_FULL - self.reserved
         self.base_s = self.pending_tokens * self.token_s - KV_PENALTY_S / self.view.share
         self.work_s = self.token_s * (1.0 + DELAY_WEIGHT * self.in_flight)
+
+
+def compare(rooms: Collection[Room]) -> None:
+    """Price backends beside each other, now that rates were learned."""
+    views = [room.view for room in rooms]
+    prefill = [view.prefill_s for view in views if view.prefill_s is not None]
+    output = [view.output_s for view in views if view.output_s is not None]
+    mean_s = sum(prefill) / len(prefill) if prefill else PREFILL_S
+    fastest_s = min(output, default=0.0)
+    for room in rooms:
+        room.compare(mean_s, fastest_s)

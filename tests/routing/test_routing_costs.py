@@ -63,7 +63,8 @@ def scenes(draw: st.DrawFn) -> tuple[tuple[Option, ...], Bonds, int]:
         need = Need(prompt_tokens, draw(st.sampled_from([0, 200])))
         offers = tuple(offer(room.name) for room in some)
         penalty_s, mixed = draw(st.sampled_from([0.0, 0.5])), draw(st.sampled_from([False, False, False, True]))
-        options.append(Option(offers, need, tuple(some), mask, penalty_s, tier, mixed))
+        places = {room.bit: place for place, room in enumerate(some)}
+        options.append(Option(offers, places, need, tuple(some), mask, penalty_s, tier, mixed))
     bits = [room.bit for room in rooms]
     tokens = st.one_of(st.sampled_from([tokens for _, tokens in chain] or [50]), st.integers(1, prompt_tokens + 10))
     matched = draw(st.dictionaries(st.sampled_from(bits), tokens))
