@@ -35,6 +35,8 @@ READ_WHOLE_BYTES = 256 << 20
 
 # Statuses after which another backend may do better: it is busy, restarting, or a proxy before it gave up.
 RETRY_STATUSES = frozenset({502, 503, 504})
+# Relayed, since it may be the request's own fault. A backend that gives it far more often than its peers is an outlier.
+INTERNAL_ERROR = 500
 
 # Characters that stand for themselves in a path (RFC 3986, pchar); "%", "?" and "#" of a decoded path do not.
 UNQUOTED = "/:@!$&'()*+,;="
@@ -104,7 +106,7 @@ class Answering:
                 await self._relay(Exchange(ask, lease, client, trace), response)
             finally:
                 response.close()
-        self._fleet.note_success(lease.backend.name)
+        self._fleet.note_success(lease.backend.name, response.status == INTERNAL_ERROR)
 
     async def begin(self, scope: Scope, ask: Ask, attempt: Attempt, trace: Trace) -> None:
         """The first half of ``exchange``, for one of several attempts at a stream: send it and wait for its first
@@ -124,7 +126,7 @@ class Answering:
         assert response is not None, "the attempt was never begun"
         with self._judging(attempt.lease):
             await self._relay(Exchange(ask, attempt.lease, client, trace), response, attempt.first, True)
-        self._fleet.note_success(attempt.lease.backend.name)
+        self._fleet.note_success(attempt.lease.backend.name, response.status == INTERNAL_ERROR)
 
     @contextlib.contextmanager
     def _judging(self, lease: Lease) -> Iterator[None]:

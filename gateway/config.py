@@ -151,7 +151,9 @@ class BackendSettings(Section):
     url: str = Field(description="Base URL of the server, with or without a trailing /v1.")
     name: str = Field(default="", description="Name in headers, metrics and logs. Default: host:port of the URL.")
     api_key: SecretStr | None = Field(default=None, description="Sent upstream as a bearer token (vLLM's --api-key).")
-    weight: float = Field(default=1.0, gt=0, description="Work it gets in comparison to others, all else being equal.")
+    weight: float = Field(
+        default=1.0, ge=1e-6, le=1e6, description="Work it gets in comparison to others, all else being equal."
+    )
     priority_scheduling: bool = Field(
         default=False, description="The server runs with --scheduling-policy priority: tell it each request's class."
     )

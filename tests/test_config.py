@@ -171,6 +171,11 @@ def test_one_place_in_two_spellings_is_one_backend_and_with_other_settings_a_mis
     assert "is listed twice, with different settings; keep one of them" in message
 
 
+@pytest.mark.parametrize("weight", [0, -1, 1e-320, float("inf"), float("nan")])
+def test_a_weight_that_no_price_could_be_divided_by_is_refused(weight: float) -> None:
+    assert "weight" in refused(backends=[{"url": "http://gpu:8000", "weight": weight}])
+
+
 @pytest.mark.parametrize("other", ["https://gpu:8000", "http://gpu:8001", "http://gpu:8000/two", "http://gpu2:8000"])
 def test_places_that_differ_are_two(other: str) -> None:
     assert len(load(None, {"backends": ["http://gpu:8000", {"url": other, "name": "b"}]}).backends) == 2

@@ -107,9 +107,10 @@ class Availability:
             self.standby_for = other
             self._on_change()
 
-    def note_success(self) -> None:
-        """The backend answered a request."""
-        self.recent.ended(False, self._clock())
+    def note_success(self, erred: bool = False) -> None:
+        """The backend answered a request. ``erred``: with an internal error, which may be the request's fault: so it
+        opens no breaker, and counts only beside what the backend's peers answer."""
+        self.recent.ended(erred, self._clock())
         if self.overload.answered(self._clock()):
             self._on_change()
         if self.breaker.failures and self.breaker.succeeded():

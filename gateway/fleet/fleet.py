@@ -216,9 +216,9 @@ class Fleet:
         """Something about a backend cannot be as it was read last."""
         self._backends[name].looker.look_soon()
 
-    def note_success(self, name: str) -> None:
-        """The backend answered a request."""
-        self._backends[name].availability.note_success()
+    def note_success(self, name: str, erred: bool = False) -> None:
+        """The backend answered a request; ``erred``: with an internal error of its own (500)."""
+        self._backends[name].availability.note_success(erred)
 
     def drain(self, name: str) -> None:
         """Place nothing more on a backend; what runs there runs on. Raises ``KeyError``."""

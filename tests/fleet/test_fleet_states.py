@@ -255,6 +255,24 @@ async def test_a_backend_far_slower_than_its_peers_rests_and_comes_back_slowly()
             assert {stands(fleet, one.name), stands(fleet, two.name)} == {Condition.UP}
 
 
+async def test_a_backend_that_answers_errors_while_its_peers_do_not_rests() -> None:
+    async with server() as one, server() as two, server() as three:
+        servers = (one, two, three)
+        async with watching(*(fake.url for fake in servers)) as fleet:
+            for fake in servers:
+                for _ in range(12):
+                    fleet.note_success(fake.name, erred=True)  # a request that is an error anywhere
+            peers, now_s = Peers(FleetSettings()), asyncio.get_running_loop().time()
+            peers.compare(fleet._backends, now_s)
+            assert {stands(fleet, fake.name) for fake in servers} == {Condition.UP}
+            for fake in servers:
+                for _ in range(64):
+                    fleet.note_success(fake.name, erred=fake is two)
+            peers.compare(fleet._backends, now_s)
+            assert stands(fleet, two.name) is Condition.EJECTED
+            assert {stands(fleet, one.name), stands(fleet, three.name)} == {Condition.UP}
+
+
 async def test_outliers_are_left_alone_where_nobody_wants_them_to_rest() -> None:
     peers = Peers(FleetSettings(outlier_ejection=False))
     peers.compare({}, 0.0)
