@@ -49,7 +49,7 @@ class Breaker:
 
     def placed(self, key: Hashable, now_s: float) -> None:
         """A request is being sent; in a half-open breaker it is the one that tries."""
-        if self._trial is None and self.state(now_s) is BreakerState.HALF_OPEN:
+        if self._opened_s is not None and self._trial is None and self.state(now_s) is BreakerState.HALF_OPEN:
             self._trial = key
 
     def released(self, key: Hashable) -> None:

@@ -22,18 +22,21 @@ MOST_KNOWN = 1024
 class _Lengths:
     """Weights of answers by length: those that ended there, and those cut off there."""
 
-    __slots__ = ("_cut", "_ended", "_scale", "answers", "known")
+    __slots__ = ("_cut", "_ended", "_high", "_low", "_scale", "answers", "known")
 
     def __init__(self) -> None:
         self._ended = [0.0] * BUCKETS
         self._cut = [0.0] * BUCKETS
+        self._low, self._high = BUCKETS, 0  # the buckets in use: from that one to before this one
         self._scale = 1.0  # the weight of the next answer: instead of making the others lighter
         self.answers = 0.0
         self.known: dict[float, int | None] = {}
 
     def add(self, tokens: int, ended: bool) -> None:
         self._scale /= DECAY
-        (self._ended if ended else self._cut)[_bucket(tokens)] += self._scale
+        bucket = _bucket(tokens)
+        (self._ended if ended else self._cut)[bucket] += self._scale
+        self._low, self._high = min(self._low, bucket), max(self._high, bucket + 1)
         self.answers = self.answers * DECAY + 1.0
         self.known.clear()
         if self._scale > 1e12:
@@ -50,7 +53,7 @@ class _Lengths:
     def _quantile(self, share: float) -> int | None:
         at_risk = sum(self._ended) + sum(self._cut)
         going_on = 1.0
-        for bucket in range(BUCKETS):
+        for bucket in range(self._low, self._high):
             ended, cut = self._ended[bucket], self._cut[bucket]
             if ended:
                 going_on *= 1.0 - ended / at_risk

@@ -52,17 +52,20 @@ def groups_of(
     learned_tokens: int | None = None,
 ) -> tuple[Group, ...]:
     """Offers in order of preference, put together where they follow each other with one window and one budget."""
+    if not offers:
+        return ()
     groups: list[Group] = []
     start = 0
+    first = offers[0]
+    window_tokens, output_tokens = first.window_tokens, first.output_tokens
     for index, offer in enumerate(offers):
-        first = offers[start]
-        if offer.window_tokens != first.window_tokens or offer.output_tokens != first.output_tokens:
+        if offer.window_tokens != window_tokens or offer.output_tokens != output_tokens:
             groups.append(
                 Group(tuple(offers[start:index]), need_for(first, prompt_tokens, n, settings, learned_tokens))
             )
-            start = index
-    if offers:
-        groups.append(Group(tuple(offers[start:]), need_for(offers[start], prompt_tokens, n, settings, learned_tokens)))
+            start, first = index, offer
+            window_tokens, output_tokens = first.window_tokens, first.output_tokens
+    groups.append(Group(tuple(offers[start:]), need_for(first, prompt_tokens, n, settings, learned_tokens)))
     return tuple(groups)
 
 

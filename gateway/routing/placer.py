@@ -140,8 +140,9 @@ class Placer:
         decisions: list[Decision] = []
         if self._restructured:
             self._restructure(decisions, now_s)
-        self._expire(now_s, decisions)
-        self._release(now_s)
+        if self._closed or self._times.come(now_s):
+            self._expire(now_s, decisions)
+            self._release(now_s)
         if self._entries:
             for domain in self._lanes.domains():
                 if not domain.idle:

@@ -62,6 +62,13 @@ class Times:
             firsts += ends[:1]
         return min(firsts)[0] if firsts else None
 
+    def come(self, now_s: float) -> bool:
+        """Whether any of these times has come."""
+        for ends in (self._deadlines, self._homes, self._handicaps):
+            if ends and ends[0][0] <= now_s:
+                return True
+        return False
+
     def overdue(self, now_s: float) -> Iterator[Entry]:
         """Those who have waited too long, the first to be late in front. They may be taken out meanwhile."""
         for entry in self._over(self._deadlines, now_s):
