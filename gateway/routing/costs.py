@@ -90,13 +90,13 @@ def _cheaper(option: Option, rooms: Iterable[Room], best_s: float) -> tuple[Room
         if room.size != size:
             size = room.size
             blocks = need.blocks(size)
-        if blocks <= room.spare:
-            full_s = room.barrier_s / (room.rest - blocks)
-        elif room.drips:
-            full_s = FULL_S
-        else:
+        fits = blocks <= room.spare
+        if not (fits or room.drips):
             continue
-        cost_s = room.base_s + tokens * room.work_s + output * room.output_s + full_s + penalty_s
+        cost_s = room.base_s + tokens * room.work_s + output * room.output_s
+        if cost_s >= best_s:
+            continue  # the rest only adds to it
+        cost_s = cost_s + (room.barrier_s / (room.rest - blocks) if fits else FULL_S) + penalty_s
         if cost_s < best_s:
             chosen, best_s = room, cost_s
     return chosen, best_s

@@ -64,10 +64,12 @@ class Times:
 
     def come(self, now_s: float) -> bool:
         """Whether any of these times has come."""
-        for ends in (self._deadlines, self._homes, self._handicaps):
-            if ends and ends[0][0] <= now_s:
-                return True
-        return False
+        deadlines, homes, handicaps = self._deadlines, self._homes, self._handicaps
+        return (
+            (len(deadlines) > 0 and deadlines[0][0] <= now_s)
+            or (len(handicaps) > 0 and handicaps[0][0] <= now_s)
+            or (len(homes) > 0 and homes[0][0] <= now_s)
+        )
 
     def overdue(self, now_s: float) -> Iterator[Entry]:
         """Those who have waited too long, the first to be late in front. They may be taken out meanwhile."""
