@@ -216,9 +216,13 @@ class Gate:
         """Wait for a decision on ``entry``, or raise if there is no room to wait in."""
         if self._queue.is_overfull() and entry.waiter.tag is None:  # who was placed before was let in then
             retry_s = self._rate.retry_after_s(len(self._queue) - 1)
-            self._leave(entry)
-            self._refused += 1
-            raise queue_full(retry_s)
+            for surplus in self._queue.surplus(entry):
+                surplus.error = queue_full(retry_s)
+                self._leave(surplus)
+                surplus.tell()
+            if entry.error is not None:
+                return
+            self.wake()  # claims are gone
         if self._closed:
             self._leave(entry)
             self._refused += 1

@@ -86,10 +86,58 @@ class Queue:
             or self.tokens > settings.queue_max_tokens
         )
 
+    def surplus(self, entry: Queued) -> list[Queued]:
+        """Who has to go of a queue that is overfull since ``entry`` came: the newest of the flow that has most of what
+        is too much, as long as that has more of it than the newcomer's; else the newcomer, alone. So one flow may fill
+        the queue, but not keep others out of it. Who was placed before stays."""
+        settings, weigh = self._settings, _tokens
+        if len(self._requests) > settings.queue_max_requests:
+            weigh = _one
+        elif self.bytes > settings.queue_max_bytes:
+            weigh = _bytes
+        too_much = (
+            len(self._requests) - settings.queue_max_requests,
+            self.bytes - settings.queue_max_bytes,
+            self.tokens - settings.queue_max_tokens,
+        )
+        shares: dict[str, int] = {}
+        waiting: dict[str, list[Queued]] = {}
+        for each in self._requests.values():
+            flow = each.waiter.flow
+            shares[flow] = shares.get(flow, 0) + weigh(each)
+            if each.waiter.tag is None:
+                waiting.setdefault(flow, []).append(each)
+        own = shares[entry.waiter.flow]
+        gone: list[Queued] = []
+        while max(left - freed for left, freed in zip(too_much, _sums(gone), strict=True)) > 0:
+            largest = max(waiting, key=shares.__getitem__, default=entry.waiter.flow)
+            if shares[largest] <= own or not waiting[largest]:
+                return [entry]
+            gone.append(waiting[largest].pop())
+            shares[largest] -= weigh(gone[-1])
+        return gone
+
     def oldest_wait_s(self, now_s: float) -> float:
         """How long the first to come has waited; 0 if nobody waits."""
         first = next(iter(self._requests.values()), None)
         return 0.0 if first is None else now_s - first.waiter.arrived_s
+
+
+def _one(entry: Queued) -> int:
+    return 1
+
+
+def _bytes(entry: Queued) -> int:
+    return entry.body_bytes
+
+
+def _tokens(entry: Queued) -> int:
+    return entry.tokens
+
+
+def _sums(entries: list[Queued]) -> tuple[int, int, int]:
+    """Requests, bytes and tokens of all of them."""
+    return len(entries), sum(map(_bytes, entries)), sum(map(_tokens, entries))
 
 
 class DrainRate:

@@ -227,6 +227,36 @@ async def test_too_many_bytes_are_told_to_come_back() -> None:
     assert_clean(gate, places)
 
 
+@pytest.mark.parametrize(
+    "bound", [{"queue_max_requests": 10}, {"queue_max_bytes": 1000}, {"queue_max_tokens": 10 * FULL}]
+)
+async def test_a_key_that_fills_the_queue_keeps_nobody_else_out(bound: dict[str, int]) -> None:
+    gate, places = gate_of(**bound)
+    held = await enter(gate)
+
+    def sent(key: str, count: int) -> list[asyncio.Task[Lease]]:
+        return [asyncio.create_task(enter(gate, wish=Wish(flow=key), body_bytes=100)) for _ in range(count)]
+
+    flood = sent("flood", 12)
+    await turns()
+    assert [task.done() for task in flood] == [False] * 10 + [True] * 2
+    others = sent("one", 8) + sent("two", 8)
+    await turns()
+    left = [sum(not task.done() for task in tasks) for tasks in (flood, others[:8], others[8:])]
+    assert sum(left) == waiting(gate) == 10
+    assert max(left) - min(left) <= 1  # as much for each
+    assert not any(task.done() for task in flood[: left[0]])  # the first stay
+    refused = [task for task in flood + others if task.done()]
+    for task in refused:
+        with pytest.raises(Busy):
+            task.result()
+    assert gate.stats()["refused_requests"] == len(refused)
+    held.release()
+    for done in asyncio.as_completed([task for task in flood + others if task not in refused]):
+        (await done).release()
+    assert_clean(gate, places)
+
+
 async def test_a_full_queue_of_one_backend_does_not_keep_others_out() -> None:
     gate, places = gate_of("a", "b", queue_max_requests=1)
     holder = await enter(gate, "a")
