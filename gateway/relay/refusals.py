@@ -29,6 +29,11 @@ def refusal(
     if decision.reason == "too_large":
         return ContextOverflow(_overflow(waiter, views))
     waited_s = now_s - waiter.arrived_s
+    if waiter.tag is not None:  # it was placed before: ``arrived_s`` is when it came back
+        return Busy(
+            f"A backend sent the request back, and within {waited_s:.0f} s no other had room. Try again later.",
+            retry_after_s,
+        )
     return Busy(f"No KV cache had room for the request within {waited_s:.0f} s. Try again later.", retry_after_s)
 
 

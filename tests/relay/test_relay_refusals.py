@@ -1,35 +1,23 @@
-"""Why a request is not placed, in words: what its backends are, and when to try again."""
+"""What a request is told that found no place says what happened to it."""
 
 from __future__ import annotations
 
 import pytest
 
-from gateway.exceptions import GatewayError, NoBackend
 from gateway.relay.refusals import refusal
-from gateway.types import BackendView, Condition, Group, Health, Need, Offer, Refused, Waiter
+from gateway.types import Group, Need, Offer, Refused, Waiter
 
-
-def refused(**conditions: Condition) -> GatewayError:
-    offers = tuple(Offer(name, 1000, 10, False) for name in conditions)
-    waiter = Waiter(1, 0.0, 9.0, (Group(offers, Need(10, 10)),))
-    views = {
-        name: BackendView(name, "", Health.DOWN, {}, 0, condition=condition) for name, condition in conditions.items()
-    }
-    return refusal(waiter, Refused(1, "no_backend"), views, 1.0, 7.0)
+GROUPS = (Group((Offer("a", 32768, None, False),), Need(160, 16)),)
 
 
 @pytest.mark.parametrize(
-    ("conditions", "words", "retry_s"),
+    ("tag", "words"),
     [
-        ((Condition.DOWN,), "is down or draining", 5.0),
-        ((Condition.ASLEEP,), "is asleep", 15.0),
-        ((Condition.STARTING, Condition.STARTING), "is still starting", 10.0),
-        ((Condition.ASLEEP, Condition.STARTING), "is asleep or still starting", 10.0),
-        ((Condition.ASLEEP, Condition.DOWN), "is down, draining, asleep or still starting", 10.0),
+        (None, "No KV cache had room for the request within 12 s. Try again later."),
+        (5.0, "A backend sent the request back, and within 12 s no other had room. Try again later."),
     ],
 )
-def test_it_says_how_all_of_them_stand(conditions: tuple[Condition, ...], words: str, retry_s: float) -> None:
-    error = refused(**{f"b{place}": each for place, each in enumerate(conditions)})
-    assert isinstance(error, NoBackend)
-    assert f"Every backend that could take the request {words}. " in error.message
-    assert error.retry_after_s == retry_s
+def test_a_wait_that_was_in_vain_is_told_from_one_after_a_backend_had_it(tag: float | None, words: str) -> None:
+    waiter = Waiter(1, arrived_s=100.0, deadline_s=112.0, groups=GROUPS, tag=tag)
+    error = refusal(waiter, Refused(1, "timeout"), {}, 112.0, 3.0)
+    assert str(error) == words
