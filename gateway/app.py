@@ -85,7 +85,7 @@ class App:
         )
         self.metrics.watch(self._gauges)
         self._keys = Keys(settings.api_keys)
-        self._admin_keys = Keys(settings.admin_keys)
+        self._admin_keys = Keys(settings.admin_keys, "admin_keys")
         self._control: httpx2.AsyncClient | None = None
         self.stopping = False  # set by the server when it is told to stop
         self._started_s = int(time.time())

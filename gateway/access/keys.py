@@ -11,9 +11,10 @@ from gateway.exceptions import Unauthorized
 
 
 class Keys:
-    """The keys that open the gateway; with none, every caller is let in."""
+    """The keys that open the gateway, or a part of it; with none, every caller is let in. ``setting`` names them."""
 
-    def __init__(self, keys: Iterable[SecretStr]) -> None:
+    def __init__(self, keys: Iterable[SecretStr], setting: str = "api_keys") -> None:
+        self._setting = setting
         self._keys = tuple(key.get_secret_value().encode() for key in keys)
 
     def check(self, headers: Iterable[tuple[bytes, bytes]]) -> None:
@@ -25,7 +26,7 @@ class Keys:
             raise Unauthorized(
                 "Missing API key: send it as `Authorization: Bearer KEY`."
                 if not shown
-                else "Unknown API key: it is none of the gateway's api_keys."
+                else f"Unknown API key: it is none of the gateway's {self._setting}."
             )
 
 

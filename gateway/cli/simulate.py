@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import socket
 import sys
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -79,6 +80,9 @@ def run(options: argparse.Namespace) -> int:
     fields: dict[str, Any] = {
         key: value for key, value in vars(options).items() if key in SimulatorOptions.__dataclass_fields__
     }
+    if options.kv_events_config and not all(find_spec(name) for name in ("msgspec", "zmq")):
+        print("error: --kv-events-config needs more packages: pip install 'kvgate[kv-events]'", file=sys.stderr)
+        return 2
     try:
         fields["lora_modules"] = tuple(_adapter(item) for item in options.lora_modules)
         fields["models"] = tuple(options.models or ("simulated",))

@@ -56,3 +56,9 @@ def test_a_wrong_key_does_not_open(shown: bytes) -> None:
 def test_a_wrong_bearer_token_is_not_saved_by_a_right_key_after_it() -> None:
     with pytest.raises(Unauthorized):
         KEYS.check([(b"authorization", b"Bearer two"), (b"x-api-key", b"one")])
+
+
+def test_an_unknown_key_is_told_which_keys_are_asked_for() -> None:
+    for keys, setting in ((KEYS, "api_keys"), (Keys([SecretStr("boss")], "admin_keys"), "admin_keys")):
+        with pytest.raises(Unauthorized, match=f"none of the gateway's {setting}"):
+            keys.check([(b"authorization", b"Bearer wrong")])
