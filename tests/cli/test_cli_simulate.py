@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from gateway.cli import simulate
-from gateway.cli import main
+from gateway.cli import main, simulate
 
 
 def test_kv_events_without_their_packages_say_what_to_install(
