@@ -153,13 +153,15 @@ class Steps:
         return on
 
 
-class _Stepped(Coroutine[Any, Any, Any]):
+class _Stepped(Coroutine[Any, Any, Any], Generator[Any, Any, Any]):
+    """A coroutine that a task drives, or whoever awaits it."""
+
     def __init__(self, steps: Steps, coroutine: Coroutine[Any, Any, Any]) -> None:
         self._steps = steps
         self._coroutine = coroutine
 
     def __await__(self) -> Generator[Any, Any, Any]:
-        raise NotImplementedError("a task sends and throws")
+        return self
 
     def send(self, value: Any) -> Any:
         return self._steps.suspended(self._coroutine.send(value))
