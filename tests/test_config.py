@@ -8,7 +8,8 @@ from typing import Any
 
 import pytest
 
-from gateway.config import ConfigError, Settings, known_keys, load
+from gateway.config import Settings
+from gateway.configuring import ConfigError, known_keys, load
 
 
 @pytest.fixture(autouse=True)

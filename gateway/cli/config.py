@@ -20,7 +20,7 @@ def run(options: argparse.Namespace) -> int:
     """Print the effective settings, keys hidden. 2 if they are wrong."""
     import yaml
 
-    from gateway.config import ConfigError
+    from gateway.configuring import ConfigError
 
     try:
         tree = flags.read(options).model_dump(mode="json")

@@ -39,7 +39,7 @@ def configure(parser: argparse.ArgumentParser) -> None:
 
 def run(options: argparse.Namespace) -> int:
     """Print the explanation. 2 for wrong usage or a file that is no request, 1 if a backend cannot be reached."""
-    from gateway.config import ConfigError, load
+    from gateway.configuring import ConfigError, load
     from gateway.exceptions import BackendFailed, BadRequest
     from gateway.explaining import CannotExplain, explain
 

@@ -21,7 +21,7 @@ def configure(parser: argparse.ArgumentParser) -> None:
 
 def run(options: argparse.Namespace) -> int:
     """Serve until SIGINT or SIGTERM. 2 for wrong settings or an address that cannot be had."""
-    from gateway.config import ConfigError
+    from gateway.configuring import ConfigError
 
     try:
         settings = flags.read(options)

@@ -33,10 +33,10 @@ def add_flags(parser: argparse.ArgumentParser) -> None:
 
 
 def read(options: argparse.Namespace) -> Settings:
-    """The settings of file, environment and flags. Raises ``gateway.config.ConfigError``."""
+    """The settings of file, environment and flags. Raises ``gateway.configuring.ConfigError``."""
     import yaml
 
-    from gateway.config import ConfigError, load
+    from gateway.configuring import ConfigError, load
 
     flags: dict[str, Any] = {}
     for item in options.set or ():

@@ -13,7 +13,8 @@ import yaml
 from docs_pages import ROOT, page, quoted, rows
 
 from gateway.cli import main
-from gateway.config import BackendSettings, ModelSettings, Settings, known_keys, load
+from gateway.config import BackendSettings, ModelSettings, Settings
+from gateway.configuring import known_keys, load
 
 SAMPLE = ROOT / "config" / "kvgate.yaml"
 

@@ -8,7 +8,7 @@ from collections.abc import Iterable
 import pytest
 from fleet_server import Server, eventually, server, watching
 
-from gateway.config import ConfigError, load
+from gateway.configuring import ConfigError, load
 from gateway.fleet.fleet import Fleet
 from gateway.types import BackendView, Health, LoadView, Need
 

@@ -6,7 +6,8 @@ from typing import Any
 
 import pytest
 
-from gateway.config import ConfigError, key_fingerprint, load
+from gateway.config import key_fingerprint
+from gateway.configuring import ConfigError, load
 
 
 @pytest.mark.parametrize(
