@@ -6,16 +6,22 @@ import argparse
 import contextlib
 import json
 import signal
-import subprocess
 import sys
+import textwrap
 import time
 from collections.abc import Iterator
 from types import FrameType
 from typing import Any
 
+from gateway.cli.listening import CannotListen, listen
+from gateway.cli.parts import Part, PartFailed
+
 MODEL = "qwen3-simulated"
-SIMULATED = (("32k", 8101, 32768, 4096), ("128k", 8102, 131072, 12288))  # name, port, window, KV blocks of 16 tokens
+SIMULATED = (("32k", 32768, 4096), ("128k", 131072, 12288))  # name, window, KV blocks of 16 tokens
 READY_TIMEOUT_S = 300.0
+# A closed terminal is one of them: it must not leave the parts behind.
+ENDINGS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+WIDTH = 80
 QUESTION = "In one sentence: what does a gateway in front of vLLM do?"
 
 
@@ -35,25 +41,28 @@ def configure(parser: argparse.ArgumentParser) -> None:
 
 def run(options: argparse.Namespace) -> int:
     """Start everything, ask one question, and serve until Ctrl-C. 1 if a part fails."""
-    signal.signal(signal.SIGTERM, _interrupt)
+    for number in ENDINGS:
+        signal.signal(number, _interrupt)
     say = _quiet if options.json else _say
     try:
+        # Before anything is started; the gateway finds out for itself who comes between.
+        listen(options.host, options.port, "--port (make run PORT=N)").close()
         with contextlib.ExitStack() as stack:
             backends: list[str] = options.backend or stack.enter_context(_simulated(say))
-            url = f"http://{options.host}:{options.port}"
-            say(f"starting the gateway on {url} ...")
             flags = ["serve", "--host", options.host, "--port", str(options.port), "--log-level", "warning"]
             for backend in backends:
                 flags += ["--backend", backend]
-            gateway = stack.enter_context(_process(flags))
-            _wait(url + "/ready", gateway, "a backend that answers")
+            gateway = stack.enter_context(Part("the gateway", flags))
+            url = gateway.url()
+            say(f"the gateway listens on {url}; waiting for a backend ...")
+            _wait_for_a_backend(url, gateway)
             outcome = _ask(url, say)
             print(json.dumps(outcome, indent=2) if options.json else _report(outcome), flush=True)
             if not options.once:
                 say("serving on; Ctrl-C ends everything.")
                 status = gateway.wait()
                 raise DemoFailed(f"the gateway ended with status {status}")
-    except DemoFailed as error:
+    except (DemoFailed, CannotListen, PartFailed) as error:
         print(f"kvgate: {error}", file=sys.stderr)
         return 1
     except KeyboardInterrupt:
@@ -74,47 +83,38 @@ def _simulated(say: Any) -> Iterator[list[str]]:
     except ModelUnavailable as error:
         raise DemoFailed(error.message) from None
     with contextlib.ExitStack() as stack:
-        urls = []
-        processes = []
-        for name, port, window, blocks in SIMULATED:
-            say(f"starting a simulated vLLM with a {name} window on http://127.0.0.1:{port} ...")
-            flags = ["simulate", "--port", str(port), "--model", MODEL, "--max-model-len", str(window)]
+        parts = []
+        say("starting two simulated vLLM servers ...")
+        for name, window, blocks in SIMULATED:
+            flags = ["simulate", "--port", "0", "--model", MODEL, "--max-model-len", str(window)]
             flags += ["--tokenizer", str(folder), "--num-gpu-blocks", str(blocks)]
-            processes.append((f"http://127.0.0.1:{port}", stack.enter_context(_process(flags))))
-        for url, process in processes:
-            _wait(url + "/health", process, "the simulated vLLM")
-            urls.append(url)
-        yield urls
+            parts.append((name, stack.enter_context(Part("a simulated vLLM", flags))))
+        for name, part in parts:
+            say(f"a simulated vLLM with a {name} window listens on {part.url()}.")
+        yield [part.url() for _, part in parts]
 
 
-@contextlib.contextmanager
-def _process(flags: list[str]) -> Iterator[subprocess.Popen[bytes]]:
-    """A part of the demo as a process of its own, which is ended with the block."""
-    # Its own session: Ctrl-C goes to us alone, and we end the parts in order.
-    process = subprocess.Popen([sys.executable, "-m", "gateway", *flags], start_new_session=True)
-    try:
-        yield process
-    finally:
-        process.terminate()
-        try:
-            process.wait(timeout=10)
-        except subprocess.TimeoutExpired:
-            process.kill()
-            process.wait()
-
-
-def _wait(url: str, process: subprocess.Popen[bytes], what: str) -> None:
+def _wait_for_a_backend(url: str, gateway: Part) -> None:
     import httpx2
 
     deadline_s = time.monotonic() + READY_TIMEOUT_S
     while time.monotonic() < deadline_s:
-        if process.poll() is not None:
-            raise DemoFailed(f"{what} ended with status {process.returncode}; its message stands above")
+        gateway.check()
         with contextlib.suppress(httpx2.TransportError):
-            if httpx2.get(url, timeout=2, trust_env=False).status_code == 200:
+            if httpx2.get(url + "/ready", timeout=10, trust_env=False).status_code == 200:
                 return
         time.sleep(0.1)
-    raise DemoFailed(f"waited {READY_TIMEOUT_S:.0f} s for {what} at {url}; is it running?")
+    raise DemoFailed(f"waited {READY_TIMEOUT_S:.0f} s, and no backend answers{_errors(url)}")
+
+
+def _errors(url: str) -> str:
+    """What is wrong with each backend, as far as the gateway tells."""
+    import httpx2
+
+    with contextlib.suppress(httpx2.HTTPError, ValueError, LookupError, TypeError):
+        backends = httpx2.get(url + "/kvgate/status", timeout=10, trust_env=False).json()["backends"]
+        return "".join(f"\n  {backend['name']}: {backend['error']}" for backend in backends)
+    return ""
 
 
 def _ask(url: str, say: Any) -> dict[str, Any]:
@@ -122,9 +122,15 @@ def _ask(url: str, say: Any) -> dict[str, Any]:
     import httpx2
 
     with httpx2.Client(base_url=url, timeout=300, trust_env=False) as http:
-        model = http.get("/v1/models").json()["data"][0]["id"]
+        listed = http.get("/v1/models")
+        if listed.status_code != 200:
+            raise DemoFailed(f"/v1/models was answered {listed.status_code}: {listed.text}")
+        models = listed.json()["data"]
+        if not models:
+            raise DemoFailed(f"no backend says what it serves, and in what window{_errors(url)}")
+        model = models[0]["id"]
         body = {"model": model, "messages": [{"role": "user", "content": QUESTION}], "max_tokens": 64}
-        say(f"asking {model}: {QUESTION}")
+        say(f"asking {model} one question ...")
         started_s = time.monotonic()
         response = http.post("/v1/chat/completions", json=body)
         elapsed_s = time.monotonic() - started_s
@@ -144,22 +150,23 @@ def _ask(url: str, say: Any) -> dict[str, Any]:
 
 def _report(outcome: dict[str, Any]) -> str:
     headers = outcome["headers"]
-    return "\n".join(
-        [
-            "",
-            f"  answer     {' '.join(str(outcome['answer']).split())}",
-            f"  counted    {headers.get('x-kvgate-prompt-tokens', '?')} prompt tokens "
-            f"({headers.get('x-kvgate-count-kind', '?')}); the backend says {outcome['usage']['prompt_tokens']}",
-            f"  served by  {headers.get('x-kvgate-backend', '?')}, window {headers.get('x-kvgate-window', '?')}, "
-            f"in {outcome['seconds']} s",
-            "",
-            f"  base URL   {outcome['base_url']}   (paste it into Cline, Cursor, OpenCode ...)",
-            f"  model      {outcome['model']}",
-            "  API key    any text: none is asked for",
-            f"  metrics    {outcome['metrics_url']}",
-            "",
-        ]
-    )
+    lines = {
+        "question": QUESTION,
+        "answer": " ".join(str(outcome["answer"]).split()),
+        "counted": f"{headers.get('x-kvgate-prompt-tokens', '?')} prompt tokens "
+        f"({headers.get('x-kvgate-count-kind', '?')}); the backend says {outcome['usage']['prompt_tokens']}",
+        "served by": f"{headers.get('x-kvgate-backend', '?')}, window {headers.get('x-kvgate-window', '?')}, "
+        f"in {outcome['seconds']} s",
+        "base URL": f"{outcome['base_url']}  (for Cline, Cursor, OpenCode ...)",
+        "model": outcome["model"],
+        "API key": "any text: none is asked for",
+        "metrics": outcome["metrics_url"],
+    }
+    shown = [
+        textwrap.fill(text, WIDTH, initial_indent=f"  {name:<11}", subsequent_indent=" " * 13, break_on_hyphens=False)
+        for name, text in lines.items()
+    ]
+    return "\n".join(["", *shown[:4], "", *shown[4:], ""])
 
 
 def _say(text: str) -> None:
@@ -171,4 +178,6 @@ def _quiet(text: str) -> None:
 
 
 def _interrupt(_signal: int, _frame: FrameType | None) -> None:
+    for number in ENDINGS:  # make passes Ctrl-C on a second time, and the parts must be ended all the same
+        signal.signal(number, signal.SIG_IGN)
     raise KeyboardInterrupt

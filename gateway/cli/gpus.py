@@ -61,6 +61,7 @@ def _read(options: argparse.Namespace) -> GpuReading:
 
 def _serve(options: argparse.Namespace) -> int:
     """The sidecar of a GPU machine. NVML only: a saved page does not change."""
+    from gateway.cli.listening import told
     from gateway.planner.gpu_sidecar import GpuSidecar
     from gateway.planner.gpu_watch import GpuWatch
 
@@ -72,7 +73,7 @@ def _serve(options: argparse.Namespace) -> int:
     try:
         server = GpuSidecar(options.host, options.serve, watch)
     except OSError as error:
-        print(f"kvgate gpus: cannot listen on {options.host}:{options.serve}: {error.strerror}.", file=sys.stderr)
+        print(f"kvgate gpus: {told(error, options.host, options.serve, '--serve')}", file=sys.stderr)
         return 1
     watch.start()
     with server:

@@ -6,11 +6,11 @@ import argparse
 import logging
 import os
 import signal
-import socket
 import sys
 import threading
 
 from gateway.cli import settings as flags
+from gateway.cli.listening import CannotListen, listen, url_of
 
 
 def configure(parser: argparse.ArgumentParser) -> None:
@@ -38,16 +38,13 @@ def run(options: argparse.Namespace) -> int:
 
     logs.configure(settings.log_level)
     sys.setswitchinterval(0.001)  # a long template rendered in a thread must not hold up the streams of others
-    family = socket.AF_INET6 if ":" in settings.host else socket.AF_INET
-    listener = socket.socket(family)
-    listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
     try:
-        listener.bind((settings.host, settings.port))
-    except OSError as error:
-        print(f"kvgate: cannot listen on {settings.host}:{settings.port}: {error.strerror}", file=sys.stderr)
+        listener = listen(settings.host, settings.port)
+    except CannotListen as error:
+        print(f"kvgate: {error}", file=sys.stderr)
         return 2
-    host = f"[{settings.host}]" if ":" in settings.host else settings.host
-    print(f"kvgate {__version__} listening on http://{host}:{listener.getsockname()[1]}", file=sys.stderr, flush=True)
+    url = url_of(settings.host, listener.getsockname()[1])
+    print(f"kvgate {__version__} listening on {url}", file=sys.stderr, flush=True)
     server = Server(create_app(settings), settings)
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, lambda *_: None)  # before the server listens to them, and after

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import argparse
-import socket
 import sys
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
+
+from gateway.cli.listening import CannotListen, listen, url_of
 
 
 def configure(parser: argparse.ArgumentParser) -> None:
@@ -104,23 +105,19 @@ def run(options: argparse.Namespace) -> int:
         return 2
     server = uvicorn_server(app, host=options.host, port=options.port)
     try:
-        listener = socket.create_server((options.host, options.port), family=_family(options.host))
-    except OSError as error:
-        print(f"error: cannot listen on {options.host}:{options.port}: {error}", file=sys.stderr)
+        listener = listen(options.host, options.port)
+    except CannotListen as error:
+        print(f"error: {error}", file=sys.stderr)
         return 2
-    port = listener.getsockname()[1]
+    url = url_of(options.host, listener.getsockname()[1])
     names = ", ".join(simulator_options.models)
     print(
-        f"simulated vLLM {simulator_options.vllm_version} serves {names} on http://{options.host}:{port} "
+        f"simulated vLLM {simulator_options.vllm_version} serves {names} on {url} "
         f"(window {options.max_model_len} tokens, {options.num_gpu_blocks} blocks of {options.block_size})",
         flush=True,
     )
     server.run(sockets=[listener])
     return 0 if server.started else 1
-
-
-def _family(host: str) -> socket.AddressFamily:
-    return socket.AF_INET6 if ":" in host else socket.AF_INET
 
 
 def _adapter(item: str) -> tuple[str, str]:

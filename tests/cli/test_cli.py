@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import http.server
 import json
 import os
 import re
@@ -10,13 +11,18 @@ import signal
 import socket
 import subprocess
 import sys
+import threading
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import httpx2
 import pytest
 
-from gateway.cli import COMMANDS, main
+from gateway.cli import COMMANDS, demo, main
+from gateway.cli.listening import CannotListen, listen
+from gateway.cli.parts import Part, PartFailed
+from gateway.simulator import model
 
 HEAVY = ("pydantic", "transformers", "uvicorn", "aiohttp", "starlette", "tokenizers", "numpy", "yaml", "jinja2")
 READY_S = 60
@@ -42,6 +48,39 @@ def free_port() -> int:
     with socket.socket() as taken:
         taken.bind(("127.0.0.1", 0))
         return int(taken.getsockname()[1])
+
+
+@pytest.fixture
+def stranger() -> Iterator[int]:
+    """The port of another program, which answers 200 to whatever it is asked."""
+
+    class Handler(http.server.BaseHTTPRequestHandler):
+        def do_GET(self) -> None:
+            body = json.dumps({"data": [{"id": "m"}]}).encode()
+            self.send_response(200)
+            self.send_header("content-length", str(len(body)))
+            self.end_headers()
+            self.wfile.write(body)
+
+        def log_message(self, *_: Any) -> None:
+            """Quiet."""
+
+    server = http.server.ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+    thread = threading.Thread(target=server.serve_forever, args=(0.01,), daemon=True)
+    thread.start()
+    yield server.server_port
+    server.shutdown()
+    thread.join()
+    server.server_close()
+
+
+@pytest.fixture
+def own_signals() -> Iterator[None]:
+    """Signal handlers as they were, after a command that sets some has run in this process."""
+    kept = {number: signal.getsignal(number) for number in demo.ENDINGS}
+    yield
+    for number, handler in kept.items():
+        signal.signal(number, handler)
 
 
 @contextlib.contextmanager
@@ -154,15 +193,41 @@ def test_serve_without_a_backend_says_how_to_name_one(tmp_path: Path) -> None:
     assert "--backend http://host:8000" in done.stderr
 
 
-def test_serve_on_a_port_in_use_says_so(tmp_path: Path) -> None:
-    with socket.socket() as taken:
-        taken.bind(("127.0.0.1", 0))
-        taken.listen()
-        port = taken.getsockname()[1]
-        done = kvgate(tmp_path, "serve", "--backend", "http://127.0.0.1:9", "--port", str(port))
-    assert done.returncode == 2
-    assert f"cannot listen on 127.0.0.1:{port}" in done.stderr
+@pytest.mark.parametrize("command", ["serve", "simulate", "demo"])
+def test_a_port_in_use_is_named_and_how_to_choose_another(
+    command: str, tmp_path: Path, stranger: int, model_folder: Path
+) -> None:
+    flags = {
+        "serve": ["--backend", "http://127.0.0.1:9"],
+        "simulate": ["--tokenizer", str(model_folder)],
+        "demo": ["--backend", "http://127.0.0.1:9"],
+    }[command]
+    done = kvgate(tmp_path, command, "--port", str(stranger), *flags)
+    assert done.returncode == {"serve": 2, "simulate": 2, "demo": 1}[command]
+    assert f"cannot listen on 127.0.0.1:{stranger}: another program has port {stranger}" in done.stderr
+    assert "--port" in done.stderr
+    assert max(map(len, done.stderr.splitlines())) <= 80
     assert "Traceback" not in done.stderr
+
+
+@pytest.mark.parametrize(
+    ("host", "port", "says"),
+    [
+        ("127.0.0.1", 65536, "ports are 0 to 65535"),
+        ("192.0.2.1", 0, "this machine has no address 192.0.2.1; see --host"),
+        ("host.invalid", 0, "there is no host host.invalid here; see --host"),
+    ],
+)
+def test_an_address_that_cannot_be_had_is_told_with_its_reason(host: str, port: int, says: str) -> None:
+    with pytest.raises(CannotListen, match=f"cannot listen on {host}:{port}: {says}"):
+        listen(host, port)
+
+
+def test_who_listens_has_its_port_before_it_serves() -> None:
+    with listen("127.0.0.1", 0) as first:
+        port = first.getsockname()[1]
+        with pytest.raises(CannotListen, match=f"another program has port {port}"):
+            listen("127.0.0.1", port)
 
 
 @pytest.mark.parametrize("stop", [signal.SIGTERM, signal.SIGINT])
@@ -191,12 +256,62 @@ def test_demo_asks_one_question_and_ends(tmp_path: Path, model_folder: Path) -> 
     assert outcome["headers"]["x-kvgate-backend"] == url.removeprefix("http://")
 
 
-def test_demo_says_which_part_did_not_start(tmp_path: Path) -> None:
-    with socket.socket() as taken:
-        taken.bind(("127.0.0.1", 0))
-        taken.listen()
-        port = str(taken.getsockname()[1])
-        done = kvgate(tmp_path, "demo", "--once", "--backend", "http://127.0.0.1:9", "--port", port)
-    assert done.returncode == 1
-    assert f"cannot listen on 127.0.0.1:{port}" in done.stderr
-    assert "Traceback" not in done.stderr
+@pytest.mark.usefixtures("own_signals")
+def test_demo_takes_no_answer_of_another_program_for_its_own(
+    stranger: int, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Also where that one took the port after it was looked at."""
+    parts: list[Part] = []
+
+    class Seen(Part):
+        def __init__(self, name: str, flags: list[str]) -> None:
+            super().__init__(name, flags)
+            parts.append(self)
+
+    monkeypatch.setattr(demo, "listen", lambda *_: socket.socket())
+    monkeypatch.setattr(demo, "Part", Seen)
+    assert main(["demo", "--once", "--backend", "http://127.0.0.1:9", "--port", str(stranger)]) == 1
+    said = capsys.readouterr()
+    assert f"another program has port {stranger}" in said.err
+    assert "the gateway ended with status 2" in said.err
+    assert "answer" not in said.out
+    for part in parts:
+        with pytest.raises(PartFailed):
+            part.check()
+
+
+@pytest.mark.usefixtures("own_signals")
+def test_demo_starts_servers_of_its_own_on_free_ports_and_leaves_none_behind(
+    capsys: pytest.CaptureFixture[str], model_folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(model, "default_folder", lambda: model_folder)
+    assert main(["demo", "--once", "--port", "0"]) == 0
+    output = capsys.readouterr().out
+    urls = re.findall(r"http://127\.0\.0\.1:\d+", output)
+    assert len(set(urls)) == 3
+    assert max(map(len, output.splitlines())) <= 80
+    for url in urls:
+        with pytest.raises(httpx2.ConnectError):
+            httpx2.get(url, trust_env=False)
+
+
+@pytest.mark.usefixtures("own_signals")
+def test_demo_says_what_is_wrong_with_backends_that_do_not_answer(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(demo, "READY_TIMEOUT_S", 2.0)
+    port = free_port()
+    assert main(["demo", "--once", "--backend", f"http://127.0.0.1:{port}", "--port", "0"]) == 1
+    errors = capsys.readouterr().err
+    assert "waited 2 s, and no backend answers" in errors
+    assert f"  127.0.0.1:{port}: cannot connect" in errors
+
+
+@pytest.mark.parametrize("stop", [signal.SIGTERM, signal.SIGINT, signal.SIGHUP])
+def test_demo_ends_its_parts_however_it_is_ended(tmp_path: Path, stop: signal.Signals) -> None:
+    with running(tmp_path, "demo", "--backend", "http://127.0.0.1:9") as (process, url):
+        process.send_signal(stop)
+        process.send_signal(stop)  # make passes Ctrl-C on a second time
+        assert process.wait(timeout=READY_S) == 0
+    with pytest.raises(httpx2.ConnectError):
+        httpx2.get(url, trust_env=False)
