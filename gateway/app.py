@@ -6,7 +6,8 @@ import asyncio
 import contextlib
 import logging
 import time
-from collections.abc import AsyncIterator, Callable, Iterator, Mapping
+from collections import Counter as Counts
+from collections.abc import AsyncIterator, Callable, Iterable, Iterator, Mapping
 from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
@@ -32,6 +33,7 @@ from gateway.fitting import Fitter
 from gateway.fleet.fleet import Fleet
 from gateway.fleet.hits import Verdict
 from gateway.fleet.kvevents.listener import KvEvents
+from gateway.fleet.records import BackendRecord
 from gateway.observe.gauges import (
     counting_gauges,
     fleet_gauges,
@@ -201,9 +203,11 @@ class App:
     async def _health(self, _: Request) -> Response:
         return Response(status_code=200)
 
-    async def _ready(self, _: Request) -> Response:
-        """200 once a backend is up and until the gateway is told to stop, else 503: for load balancers."""
-        return Response(status_code=200 if self.fleet.ready() and not self.stopping else 503)
+    async def _ready(self, request: Request) -> Response:
+        """200 while new requests can be served, else 503 and a word why: for load balancers."""
+        why = "stopping" if self.stopping else "" if self.fleet.ready() else _stand(self.fleet.records())
+        body = "" if request.method == "HEAD" else f"not ready: {why}\n" if why else "ready\n"
+        return Response(body, status_code=503 if why else 200, media_type="text/plain")
 
     async def _metrics(self, _: Request) -> Response:
         return Response(self.metrics.text(), headers={"content-type": CONTENT_TYPE})
@@ -284,6 +288,12 @@ def _closing_connections(send: Send) -> Send:
         await send(message)
 
     return closing
+
+
+def _stand(backends: Iterable[BackendRecord]) -> str:
+    """How backends stand of which none takes new requests. Who asks shows no key, so no names."""
+    counts = Counts(backend.condition.value for backend in backends)
+    return "no backend takes new requests: " + ", ".join(f"{count} {word}" for word, count in sorted(counts.items()))
 
 
 def _gpu_watch() -> GpuWatch:

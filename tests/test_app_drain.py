@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import asyncio
+
 import httpx2
 
 from gateway.app import App, create_app
@@ -50,3 +52,56 @@ async def test_an_unknown_backend_is_named_with_those_there_are() -> None:
     answer = await post(app, "drain", name="nobody")
     assert answer.status_code == 404
     assert NAME in answer.json()["error"]["message"]
+
+
+async def ready(app: App) -> tuple[int, str]:
+    async with client(app) as http:
+        answer = await http.get("/ready")
+        return answer.status_code, answer.text.strip()
+
+
+async def test_a_gateway_is_ready_while_a_backend_takes_new_requests() -> None:
+    others = ("127.0.0.1:7", "127.0.0.1:8")
+    app = create_app(Settings(backends=[f"http://{name}" for name in (NAME, *others)], admin_keys=["admin"]))
+    one, two, three = (backend.availability for backend in app.fleet.watched())
+    assert await ready(app) == (503, "not ready: no backend takes new requests: 3 unknown")
+    one.set_reachable(True)
+    two.set_reachable(True)
+    three.set_reachable(False)
+    assert await ready(app) == (200, "ready")
+    await post(app, "drain")
+    assert await ready(app) == (200, "ready")
+    await post(app, "drain", name=others[0])
+    assert await ready(app) == (503, "not ready: no backend takes new requests: 1 down, 2 draining")
+    await post(app, "undrain")
+    assert await ready(app) == (200, "ready")
+    one.set_asleep(True)
+    assert await ready(app) == (503, "not ready: no backend takes new requests: 1 asleep, 1 down, 1 draining")
+
+
+async def test_a_backend_that_stands_by_for_a_drained_one_makes_nobody_ready() -> None:
+    app = create_app(Settings(backends=[f"http://{NAME}", "http://127.0.0.1:8"], admin_keys=["admin"]))
+    one, two = (backend.availability for backend in app.fleet.watched())
+    for availability in (one, two):
+        availability.set_reachable(True)
+    two.stand_by(NAME)
+    assert (await ready(app))[0] == 200
+    await post(app, "drain")
+    assert (await ready(app))[0] == 503
+
+
+async def test_backends_that_rest_for_a_moment_leave_the_gateway_ready() -> None:
+    app = create_app(Settings(backends=[f"http://{NAME}"]))
+    (availability,) = (backend.availability for backend in app.fleet.watched())
+    availability.set_reachable(True)
+    now_s = asyncio.get_running_loop().time()
+    availability.note_busy(now_s, full=True)
+    availability.eject(now_s + 60, "it is slow")
+    assert await ready(app) == (200, "ready")
+
+
+async def test_a_gateway_that_stops_is_not_ready() -> None:
+    app = create_app(Settings(backends=[f"http://{NAME}"]))
+    app.fleet.watched()[0].availability.set_reachable(True)
+    app.stopping = True
+    assert await ready(app) == (503, "not ready: stopping")

@@ -174,6 +174,10 @@ class Availability:
             return Health.DOWN
         return Health.UP
 
+    def takes_new(self, now_s: float) -> bool:
+        """Whether new requests are placed there: at once, or when there is room, or after a moment's rest."""
+        return self.health(now_s) is Health.UP and not self.draining and self.standby_for is None
+
     def condition(self, now_s: float) -> Condition:
         """How it stands, in one word."""
         return condition(

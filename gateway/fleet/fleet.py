@@ -19,7 +19,7 @@ from gateway.fleet.records import BackendRecord
 from gateway.fleet.reservation import Reservation
 from gateway.fleet.targets import Target
 from gateway.fleet.troubles import Trouble
-from gateway.types import BackendView, Health, LoadView, Need
+from gateway.types import BackendView, LoadView, Need
 
 
 @dataclass(frozen=True, slots=True)
@@ -117,7 +117,7 @@ class Fleet:
             await backend.looker.close()
 
     async def wait_until_known(self, timeout_s: float) -> bool:
-        """Wait until every backend was looked at once, but not longer than ``timeout_s``. Returns whether one is up."""
+        """Wait until every backend was looked at once, but not longer than ``timeout_s``. Returns ``ready``."""
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(timeout_s):
                 for backend in self._backends.values():
@@ -125,9 +125,9 @@ class Fleet:
         return self.ready()
 
     def ready(self) -> bool:
-        """Whether a backend is up."""
+        """Whether a backend takes new requests."""
         now_s = _now()
-        return any(backend.health(now_s) is Health.UP for backend in self._backends.values())
+        return any(backend.availability.takes_new(now_s) for backend in self._backends.values())
 
     def views(self, now_s: float) -> Mapping[str, BackendView]:
         """All backends as they look now, by target. A view may be a quarter of a second old where nothing happened."""
