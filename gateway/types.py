@@ -246,6 +246,8 @@ class BackendView:
     an operator wants no more there.
 
     ``prefill_s`` and ``output_s`` are its learned seconds a prompt token and an output token, ``None`` before that.
+    ``first_s`` it takes until a first byte with ``first_tokens`` to be worked on, which are none where ``prefill_s`` is
+    known. ``trust``: how much of all this is to be believed, 1 unless it has got no requests for a while.
     ``share``: work it is to get in comparison to others; ``warmth``: the part of its cache that may be filled, while it
     comes back. ``epoch`` is another one when its process is; ``caches`` says that it keeps prompt prefixes. ``loras``
     are the LoRA adapters at work there, ``lora_slots`` how many there can be.
@@ -273,6 +275,9 @@ class BackendView:
     engines: int = 1
     condition: Condition = Condition.UP
     warmth: float = 1.0
+    first_s: float | None = None
+    first_tokens: float = 0.0
+    trust: float = 1.0
 
 
 def footprint_blocks(prompt_tokens: int, output_tokens: int, n: int, block_size_tokens: int) -> int:

@@ -33,6 +33,8 @@ class _Sent:
     waiter: Waiter
     sent_s: float
     ahead_tokens: int
+    queued: bool
+    trial: bool
     first_s: float | None = None
     grown_tokens: int = 0
 
@@ -57,6 +59,7 @@ class Gateway:
             ledger.begin_scrape()
             ledger.reconcile(0, 0.0)
         self._epochs = [0 for _ in lab.seen]
+        self._placed = 0
         self._waiting: dict[int, tuple[Waiter, Request]] = {}
         self._sent: dict[int, _Sent] = {}
 
@@ -92,15 +95,17 @@ class Gateway:
 
     def first_token(self, request: Request, backend: int, now_s: float) -> None:
         self._ledgers[backend].first_byte(request.number)
-        self._sent[request.number].first_s = now_s
+        sent = self._sent[request.number]
+        sent.first_s, sent.queued = now_s, sent.queued or bool(self._lab.seen[backend].waiting)
 
     def finished(self, request: Request, backend: int, outcome: Outcome, now_s: float) -> None:
         sent = self._sent.pop(request.number)
         self._ledgers[backend].release(request.number)
         if sent.first_s is not None:
             own_tokens = request.prompt_tokens - outcome.cached_tokens
-            self._rates[backend].prefilled(sent.ahead_tokens + own_tokens, sent.first_s - sent.sent_s)
-            self._rates[backend].generated(outcome.output_tokens - 1, now_s - sent.first_s)
+            tokens, took_s = sent.ahead_tokens + own_tokens, sent.first_s - sent.sent_s
+            self._rates[backend].prefilled(tokens, took_s, sent.queued, sent.trial)
+            self._rates[backend].generated(outcome.output_tokens - 1, now_s - sent.first_s, sent.trial)
         matched = sent.placed.matched_tokens
         self._placer.answered(str(backend), outcome.output_tokens, matched, outcome.cached_tokens)
         budget = budget_tokens(sent.placed.offer, sent.placed.need.prompt_tokens)
@@ -153,7 +158,9 @@ class Gateway:
                 continue
             index, need = int(decision.offer.backend), decision.need
             ledger = self._ledgers[index]
-            self._sent[request.number] = _Sent(decision, waiter, now_s, ledger.pending_prompt_tokens)
+            self._placed += 1
+            trial, queued = self._rates[index].sent(now_s, self._rounds), bool(self._lab.seen[index].waiting)
+            self._sent[request.number] = _Sent(decision, waiter, now_s, ledger.pending_prompt_tokens, queued, trial)
             budget = budget_tokens(decision.offer, need.prompt_tokens)
             ledger.reserve(
                 request.number,
@@ -165,6 +172,10 @@ class Gateway:
                 decision.chain,
             )
             self._lab.send(request, index, now_s)
+
+    @property
+    def _rounds(self) -> float:
+        return self._placed / len(self._rates)
 
     def _view(self, index: int, now_s: float) -> BackendView:
         seen, ledger, rates = self._lab.seen[index], self._ledgers[index], self._rates[index]
@@ -181,6 +192,9 @@ class Gateway:
             prefill_s=rates.prefill_s,
             output_s=rates.output_s,
             epoch=self._epochs[index],
+            first_s=rates.first_s,
+            first_tokens=rates.first_tokens,
+            trust=rates.trust(now_s, self._rounds),
         )
 
 

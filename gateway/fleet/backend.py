@@ -37,7 +37,7 @@ class WatchedBackend:
     ``clock`` gives seconds (the event loop's); ``on_change`` is called after every look and every change of health,
     ``on_touch`` with a target whenever its ``view`` would tell placing something new, and whether time alone will, too;
     ``on_load`` if its ``load`` tells it all. ``on_verdict`` is told what the prefix-cache counters made of guesses.
-    ``certain``: as for a ``Ledger``.
+    ``certain``: as for a ``Ledger``. ``rounds``: requests placed so far on it and its peers, by their number.
     """
 
     def __init__(
@@ -50,6 +50,7 @@ class WatchedBackend:
         on_load: Callable[[Target], None] = lambda target: None,
         on_verdict: Callable[[WatchedBackend, Verdict], None] = lambda backend, verdict: None,
         certain: bool = False,
+        rounds: Callable[[], float] = lambda: 0.0,
     ) -> None:
         self.settings = settings
         self.name = settings.label
@@ -70,6 +71,7 @@ class WatchedBackend:
         self.restarts = 0
         self._stale_after_s = fleet.stale_after_s
         self._clock = clock
+        self._rounds = rounds
         self._on_change = on_change
         self._on_touch = on_touch
         self._on_load = on_load
@@ -124,7 +126,10 @@ class WatchedBackend:
         ahead_tokens = self.engines.reserve(
             key, rank, prompt_tokens, output_tokens, need.n, budget_tokens, cached_tokens, chain, heeded
         )
-        return Reservation(self, key, need, ahead_tokens, cached_tokens, timed)
+        trial = self.rates.sent(self._clock(), self._rounds())
+        if trial:
+            self.touched()  # one at a time
+        return Reservation(self, key, need, ahead_tokens, cached_tokens, timed, trial, self.queues())
 
     def touched(self) -> None:
         """Something else than its load has changed."""
@@ -186,6 +191,14 @@ class WatchedBackend:
         running, waiting = reading.running_by_engine or {}, reading.waiting_by_engine or {}
         return running.get(label), waiting.get(label)
 
+    def queues(self) -> bool:
+        """Whether requests wait in the server's own queue, as far as is known."""
+        return bool(self.reading.waiting) and not self.is_stale(self._clock())
+
+    def trust(self, now_s: float) -> float:
+        """How much of what was learned of its pace is to be believed: others may have been preferred for long."""
+        return self.rates.trust(now_s, self._rounds())
+
     def share(self, now_s: float) -> float:
         """Work it is to get in comparison to others; less while it comes back."""
         return self.settings.weight * self.availability.warmth(now_s)
@@ -217,6 +230,7 @@ class WatchedBackend:
             scrape_failures=looker.scrape_failures,
             prefill_tokens_per_s=_inverse(self.rates.prefill_s),
             output_tokens_per_s=_inverse(self.rates.output_s),
+            first_byte_s=self.rates.base_s,
             loras=tuple(sorted(reading.loras)),
             pin_ranks=self.pinned,
             engines=tuple(self._engine_record(rank, stale, now_s) for rank in ranks),

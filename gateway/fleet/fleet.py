@@ -83,10 +83,11 @@ class Fleet:
         self._loaded: set[Target] = set()
         self._resting: set[Target] = set()  # those whose breaker is open: time alone changes them
         self._targets: dict[str, Target] = {}
+        self._placed = 0
         certain = settings.placing.reserve == "budget"
         self._backends = {
             item.label: WatchedBackend(
-                item, settings.fleet, _now, self._changed, self._touch, self._load, self._judged, certain
+                item, settings.fleet, _now, self._changed, self._touch, self._load, self._judged, certain, self._rounds
             )
             for item in settings.backends
         }
@@ -196,6 +197,7 @@ class Fleet:
         whose chunks tell how fast the backend is. ``chain``: beginnings of its prompt, which others may share.
         ``rank``: the engine that its client asks for, where ranks are not pinned; ``heeded``: the server obeys."""
         target, asked = self._targets[name], rank if heeded else None
+        self._placed += 1
         backend = target.backend
         reservation = backend.reserve(
             need, budget_tokens, cached_tokens, timed, chain, asked if target.rank is None else target.rank, heeded
@@ -243,6 +245,10 @@ class Fleet:
             "backends": [asdict(record) for record in self.records()],
             "models": [asdict(model) for model in self.models()],
         }
+
+    def _rounds(self) -> float:
+        """Requests placed so far for each backend."""
+        return self._placed / max(1, len(self._backends))
 
     def _changed(self) -> None:
         self._on_change()

@@ -77,6 +77,7 @@ class BackendRecord:
     scrape_failures: int
     prefill_tokens_per_s: float | None
     output_tokens_per_s: float | None
+    first_byte_s: float | None
     loras: tuple[str, ...]
     pin_ranks: bool = False
     engines: tuple[EngineRecord, ...] = ()

@@ -18,7 +18,8 @@ class Reservation:
     """What one request holds on a backend, from the moment it is placed until ``release``.
 
     ``ahead_tokens``: prompt tokens to be worked on before its first byte, its own left out. ``timed``: the moments at
-    which it is told of bytes tell how fast the backend is.
+    which it is told of bytes tell how fast the backend is. ``trial``, ``queued``: as ``Rates``
+    knows them.
     """
 
     __slots__ = (
@@ -30,6 +31,8 @@ class Reservation:
         "_key",
         "_need",
         "_placed_s",
+        "_queued",
+        "_trial",
         "cached_tokens",
     )
 
@@ -41,8 +44,12 @@ class Reservation:
         ahead_tokens: int = 0,
         cached_tokens: int = 0,
         timed: bool = False,
+        trial: bool = False,
+        queued: bool = False,
     ) -> None:
         self._backend = backend
+        self._trial = trial
+        self._queued = queued
         self._key = key
         self._need = need
         self._ahead_tokens = ahead_tokens
@@ -71,7 +78,7 @@ class Reservation:
         if self._placed_s is not None and self._first_s is None:
             own_tokens = max(0, self._need.prompt_tokens - self.cached_tokens)
             took_s = self._backend.now_s() - self._placed_s
-            self._backend.rates.prefilled(self._ahead_tokens + own_tokens, took_s)
+            self._backend.rates.prefilled(self._ahead_tokens + own_tokens, took_s, self._queued)
             self.timed_out()
 
     def prefilled(self) -> None:
@@ -83,12 +90,14 @@ class Reservation:
         took if there was no output to speak of, and the pace of the output if the prompt was no great part of it."""
         rates = self._backend.rates
         own_tokens = max(0, self._need.prompt_tokens - self.cached_tokens)
+        if self._trial:
+            rates.tried(self._ahead_tokens + own_tokens, seconds)
         prompt_s = rates.expected_s(self._ahead_tokens + own_tokens)
         each_tokens = output_tokens // self._need.n
         if each_tokens <= 1:
-            rates.prefilled(self._ahead_tokens + own_tokens, seconds)
+            rates.prefilled(self._ahead_tokens + own_tokens, seconds, self._queued, self._trial)
         elif prompt_s is not None and prompt_s <= WHOLE_SHARE * seconds:
-            rates.generated(each_tokens - 1, seconds - prompt_s)
+            rates.generated(each_tokens - 1, seconds - prompt_s, self._trial)
         self._backend.touched()
 
     def first_byte(self) -> None:
@@ -96,6 +105,7 @@ class Reservation:
         self._backend.engines.first_byte(self._key)
         if self._placed_s is not None and self._first_s is None:
             self._first_s = self._backend.now_s()
+            self._queued = self._queued or self._backend.queues()
             self._backend.availability.recent.began(self._key, self._first_s)
         self._looked_up()
 
@@ -125,8 +135,9 @@ class Reservation:
         if self._placed_s is not None and self._first_s is not None:
             own_tokens = max(0, self._need.prompt_tokens - self.cached_tokens)
             rates = self._backend.rates
-            rates.prefilled(self._ahead_tokens + own_tokens, self._first_s - self._placed_s)
-            rates.generated(self._grown_tokens // self._need.n - 1, self._backend.now_s() - self._first_s)
+            took_s, output_s = self._first_s - self._placed_s, self._backend.now_s() - self._first_s
+            rates.prefilled(self._ahead_tokens + own_tokens, took_s, self._queued, self._trial)
+            rates.generated(self._grown_tokens // self._need.n - 1, output_s, self._trial)
             self._backend.touched()
         if self._placed_s is not None:
             self._backend.availability.recent.gone(self._key)

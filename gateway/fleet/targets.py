@@ -125,4 +125,7 @@ class Target:
             engines=1 if self.rank is not None else len(engines),
             condition=availability.condition(now_s),
             warmth=availability.warmth(now_s),
+            first_s=backend.rates.first_s,
+            first_tokens=backend.rates.first_tokens,
+            trust=backend.trust(now_s),
         )

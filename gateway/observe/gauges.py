@@ -89,6 +89,9 @@ def fleet_gauges(records: Iterable[BackendRecord]) -> Iterator[Gauge]:
         if record.output_tokens_per_s is not None:
             text = "Output tokens a second of one sequence, as learned from streams."
             yield Gauge("backend_output_tokens_per_second", text, record.output_tokens_per_s, label)
+        if record.first_byte_s is not None:
+            text = "Seconds until any first byte, beside those that its prompt takes, as learned."
+            yield Gauge("backend_first_byte_seconds", text, record.first_byte_s, label)
         yield from _engine_gauges(record)
         if record.kv is None:
             continue

@@ -86,7 +86,7 @@ class Placer:
                 self.caches.changed(room, before)
             if better:
                 self._better |= room.bit
-            if view.output_s != before.output_s or view.prefill_s != before.prefill_s:
+            if view.output_s != before.output_s or view.prefill_s != before.prefill_s or view.first_s != before.first_s:
                 self._rates_seen += 1
         if self._rates_seen > len(self._rooms) // 4:
             self._rates_seen = 0

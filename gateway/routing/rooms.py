@@ -6,6 +6,8 @@ A room is looked at for every request and written for few, so all that its cost 
 from __future__ import annotations
 
 from collections.abc import Collection
+from math import inf
+from typing import NamedTuple
 
 from gateway.types import BackendView, Health, LoadView, Need
 
@@ -25,6 +27,19 @@ DELAY_WEIGHT = 1.0
 FULL_S = KV_PENALTY_S / (BEYOND_FULL - 1)
 
 
+class Others(NamedTuple):
+    """What all backends take: ``prefill_s`` a prompt token on average, and the fastest ``fastest_s``, ``output_s`` an
+    output token and ``first_s`` a first byte beyond what its tokens do; infinite while nobody's is known."""
+
+    prefill_s: float
+    fastest_s: float
+    output_s: float
+    first_s: float
+
+
+NO_OTHERS = Others(PREFILL_S, PREFILL_S, inf, inf)
+
+
 class Room:
     """A backend. ``bit`` is its own in masks of backends.
 
@@ -35,13 +50,14 @@ class Room:
     The cost in seconds of a request of so many uncached prompt tokens, output tokens and blocks is
     ``base_s + tokens × work_s + output × output_s + barrier_s ÷ (rest − blocks)``; the last is the barrier
     λ·k/(1 − k), but for its constant, which is in ``base_s``. ``work_s`` is ``token_s``, the seconds a prompt token
-    takes, for itself and for each request in flight, which it delays. All is divided by the backend's share.
+    takes, for itself and for each request in flight, which it delays. ``later_s``, a part of ``base_s``, is what every
+    first byte takes longer than at the fastest backend. All is divided by the backend's share.
     """
 
     __slots__ = (
         "barrier_s", "base_s", "bit", "capacity", "drips", "engine_capacity", "gone", "held", "idle", "in_flight",
-        "known", "limit", "name", "open", "output_s", "pending_tokens", "reserved", "rest", "size", "spare",
-        "structure", "token_s", "trial", "usual_s", "view", "windows", "work_s",
+        "known", "later_s", "limit", "name", "open", "others", "output_s", "pending_tokens", "reserved", "rest", "size",
+        "spare", "structure", "token_s", "trial", "view", "windows", "work_s",
     )  # fmt: skip
 
     def __init__(self, name: str, bit: int) -> None:
@@ -52,8 +68,7 @@ class Room:
         self.open = self.idle = False
         self.limit = 0.0
         self.reserved = 0
-        self.usual_s = PREFILL_S
-        self.output_s = 0.0
+        self.others = NO_OTHERS
         self.update(BackendView(name, "", Health.DOWN, {}, 0), 0.0)
 
     def __repr__(self) -> str:
@@ -86,7 +101,7 @@ class Room:
         self.capacity, self.reserved, self.limit = capacity, reserved, limit
         self.in_flight = view.in_flight
         self.pending_tokens = view.pending_prompt_tokens
-        self.token_s = (self.usual_s if view.prefill_s is None else view.prefill_s) / view.share
+        self._weigh()
         self.barrier_s = KV_PENALTY_S * capacity * BEYOND_FULL / view.share
         self._price()
         return changed, better
@@ -103,14 +118,10 @@ class Room:
         self._price()
         return better
 
-    def compare(self, prefill_s: float, output_s: float) -> None:
-        """Be priced beside the others: a backend whose own rate is unknown prefills as they do on average, and
-        generates as fast as the fastest, ``output_s`` a token."""
-        view = self.view
-        self.usual_s = prefill_s
-        self.token_s = (prefill_s if view.prefill_s is None else view.prefill_s) / view.share
-        slower_s = 0.0 if view.output_s is None else max(0.0, view.output_s - ALIKE * output_s)
-        self.output_s = OUTPUT_WEIGHT * slower_s / view.share
+    def compare(self, others: Others) -> None:
+        """Be priced beside the others from now on."""
+        self.others = others
+        self._weigh()
         self._price()
 
     def serves(self, model: str, window_tokens: int) -> bool:
@@ -140,13 +151,32 @@ class Room:
             self.reserved += need.blocks(self.size)
         self._price()
 
+    def _weigh(self) -> None:
+        """Hold what was learned against the others, and believe it as far as it is to be trusted. A backend of which
+        nothing is known prefills as they do on average, begins and generates as the fastest does."""
+        view, others = self.view, self.others
+        share, trust = view.share, view.trust
+        prefill_s = others.prefill_s if view.prefill_s is None else view.prefill_s
+        prefill_s -= (1.0 - trust) * max(0.0, prefill_s - others.fastest_s)
+        slower_s = 0.0 if view.output_s is None else max(0.0, trust * view.output_s - ALIKE * others.output_s)
+        later_s = max(0.0, trust * (first_s(view, others.prefill_s) or 0.0) - ALIKE * others.first_s)
+        self.token_s, self.later_s = prefill_s / share, later_s / share
+        self.output_s = OUTPUT_WEIGHT * slower_s / share
+
     def _price(self) -> None:
         """Reckon what the cost of the next request is made of."""
         self.drips = self.open and self.idle
         self.spare = self.limit - self.reserved if self.open else -1.0
         self.rest = self.capacity * BEYOND_FULL - self.reserved
-        self.base_s = self.pending_tokens * self.token_s - KV_PENALTY_S / self.view.share
+        self.base_s = self.pending_tokens * self.token_s + self.later_s - KV_PENALTY_S / self.view.share
         self.work_s = self.token_s * (1.0 + DELAY_WEIGHT * self.in_flight)
+
+
+def first_s(view: BackendView, usual_s: float) -> float | None:
+    """Seconds that every first byte takes there, beside what its tokens do; ``None`` while unknown."""
+    if view.first_s is None:
+        return None
+    return max(0.0, view.first_s - view.first_tokens * (usual_s if view.prefill_s is None else view.prefill_s))
 
 
 def compare(rooms: Collection[Room]) -> None:
@@ -155,6 +185,7 @@ def compare(rooms: Collection[Room]) -> None:
     prefill = [view.prefill_s for view in views if view.prefill_s is not None]
     output = [view.output_s for view in views if view.output_s is not None]
     mean_s = sum(prefill) / len(prefill) if prefill else PREFILL_S
-    fastest_s = min(output, default=0.0)
+    first = [each_s for view in views if (each_s := first_s(view, mean_s)) is not None]
+    others = Others(mean_s, min(prefill, default=mean_s), min(output, default=inf), min(first, default=inf))
     for room in rooms:
-        room.compare(mean_s, fastest_s)
+        room.compare(others)

@@ -55,6 +55,7 @@ RECORD = BackendRecord(
     scrape_failures=0,
     prefill_tokens_per_s=8000.0,
     output_tokens_per_s=40.0,
+    first_byte_s=0.05,
     loras=(),
     prefix_hit_ratio=0.5,
     engines=tuple(EngineRecord(rank, 1, 1, 0, KV) for rank in "01"),
