@@ -98,10 +98,15 @@ def _merge(under: dict[str, Any], over: dict[str, Any]) -> dict[str, Any]:
 
 
 def _explain(item: Any) -> str:
-    path = ".".join(str(part) for part in item["loc"])
+    parts = [str(part) for part in item["loc"]]
+    of_key = parts[-1:] == ["[key]"]  # what pydantic calls the key of a mapping that is wrong itself
+    path = ".".join(parts[:-1] if of_key else parts)
     if item["type"] == "extra_forbidden":
         return f"unknown setting {path}{_hint(str(item['loc'][-1]), _siblings(item['loc'][:-1]))}"
     message = item["msg"].removeprefix("Value error, ")
+    if of_key:
+        message = message.replace("Input", f"the key {parts[-2]}", 1)
+        path = ".".join(parts[:-2])
     return f"{path}: {message}" if path else message
 
 

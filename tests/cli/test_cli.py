@@ -166,6 +166,11 @@ def test_config_prints_what_the_settings_come_to_and_no_key(tmp_path: Path) -> N
         (["--set", "relay"], "write KEY=VALUE"),
         (["--set", "port=[1"], "not valid YAML"),
         (["--set", "relay=1", "--set", "relay.retries=1"], "relay was set to a value before"),
+        (
+            ["--set", "placing.class_timeouts_s={urgent: 3}"],
+            "class_timeouts_s: the key urgent should be 'high'",
+        ),
+        (["--set", "models={1: {}}"], "models: the key 1 should be a valid string"),
         (["--tokenizer", "x"], "write MODEL=FOLDER"),
         (["--backend", "ftp://x"], "not an http(s) URL"),
         (["--host", "0.0.0.0"], "api_keys"),
