@@ -100,6 +100,7 @@ def run(options: argparse.Namespace) -> int:
         if options.tokenizer is None:
             print("preparing the tokenizer (a few seconds the first time) ...", file=sys.stderr, flush=True)
         app = create_app(simulator_options)
+        app.service.bind()
     except (GatewayError, ValueError) as error:
         print(f"error: {error}", file=sys.stderr)
         return 2

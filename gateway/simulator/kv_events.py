@@ -11,10 +11,13 @@ import time
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, fields, replace
+from types import NoneType
 from typing import Any
 
 from gateway.simulator.blocks import BlockCleared, BlockPool, BlockRemoved, BlockStored
 
+FLAG = "--kv-events-config"
+KINDS = {bool: "boolean", int: "number", str: "text"}
 END = (-1).to_bytes(8, "big", signed=True)
 
 
@@ -33,11 +36,20 @@ class KvEventsConfig:
 
     @classmethod
     def parse(cls, text: str) -> KvEventsConfig:
-        """From JSON. Raises ``ValueError``."""
-        document = json.loads(text)
-        known = {field.name for field in fields(cls)}
-        if not isinstance(document, dict) or document.keys() - known:
-            raise ValueError(f"--kv-events-config takes a JSON object with some of {', '.join(sorted(known))}")
+        """From JSON. Raises ``ValueError``, which names the flag."""
+        known = {field.name: type(field.default) for field in fields(cls)}
+        try:
+            document = json.loads(text)
+        except (ValueError, RecursionError) as error:
+            raise ValueError(f"{FLAG} is not JSON: {error}") from None
+        if not isinstance(document, dict) or document.keys() - known.keys():
+            raise ValueError(f"{FLAG} takes a JSON object with some of {', '.join(sorted(known))}")
+        for name, value in document.items():
+            expected = known[name] if known[name] is not NoneType else str
+            if type(value) is not expected and not (value is None and known[name] is NoneType):
+                raise ValueError(f"{FLAG}: {name} must be a {KINDS[expected]}, not {json.dumps(value)}")
+        if document.get("publisher") not in (None, "null", "zmq"):
+            raise ValueError(f"{FLAG}: publisher must be null or zmq, not {document['publisher']}")
         return cls(**document)
 
     @property
@@ -49,7 +61,8 @@ class KvEventsConfig:
 class Publisher:
     """Publishes what one engine's pool journals. ``start`` it in a running loop; ``stop`` it.
 
-    ``lora_names`` are adapters by their number. ``since`` asks what the imitated vLLM is.
+    ``lora_names`` are adapters by their number. ``since`` asks what the imitated vLLM is. Raises ``ValueError`` if an
+    address cannot be had.
     """
 
     def __init__(self, config: KvEventsConfig, rank: int, since: Callable[..., bool], adapters: Sequence[str]) -> None:
@@ -172,7 +185,11 @@ class Publisher:
         stem, _, port = endpoint.rpartition(":")
         if endpoint.startswith("tcp:") and port.isdecimal():
             endpoint = f"{stem.replace('*', '127.0.0.1')}:{int(port) + self._rank if int(port) else 0}"
-        socket.bind(endpoint)
+        try:
+            socket.bind(endpoint)
+        except self._zmq.ZMQError as error:
+            self._context.destroy(linger=0)
+            raise ValueError(f"{FLAG}: cannot publish at {endpoint}: {error.strerror}") from None
         bound: bytes = socket.getsockopt(self._zmq.LAST_ENDPOINT)
         return bound.rstrip(b"\0").decode()
 

@@ -85,14 +85,20 @@ class Service:
 
     def start(self) -> None:
         """Begin to publish and to work. Needs a running loop."""
-        config = self.options.kv_events()
-        if config.publishes:
-            adapters = [name for name, _ in self.options.lora_modules]
-            for rank, engine in enumerate(self.frontend.engines):
-                engine.pool.journal = []
-                self.publishers.append(Publisher(config, rank, self.version.since, adapters))
-                self.publishers[-1].start()
+        self.bind()
+        for publisher in self.publishers:
+            publisher.start()
         self.frontend.start()
+
+    def bind(self) -> None:
+        """Take the addresses that are published at, if they were not taken before. Raises ``ValueError``."""
+        config = self.options.kv_events()
+        if not config.publishes or self.publishers:
+            return
+        adapters = [name for name, _ in self.options.lora_modules]
+        for rank, engine in enumerate(self.frontend.engines):
+            engine.pool.journal = []
+            self.publishers.append(Publisher(config, rank, self.version.since, adapters))
 
     async def stop(self) -> None:
         """Stop both."""
