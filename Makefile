@@ -12,7 +12,10 @@ ARGS   ?=
 .PHONY: bench bench-counting bench-placing-real conformance help setup run run-vllm test test-vllm test-deploy test-clients lint format lock clean
 
 help: ## list the targets
-	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## /  \1|/' | column -t -s '|'
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  %-20s%s\n", $$1, $$2}' $(MAKEFILE_LIST)
+	@echo
+	@echo "make run BACKENDS=\"http://host:8000 ...\" takes your servers, PORT=9000 a port."
+	@echo "ARGS=\"...\" goes on to what a target runs: make test ARGS=\"tests/cli -x\""
 
 $(VENV)/.ready: requirements/dev.txt pyproject.toml
 	@echo "kvgate: making the Python environment in $(VENV) (about a minute the first time) ..."
@@ -34,24 +37,25 @@ $(VENV)/.ready: requirements/dev.txt pyproject.toml
 
 setup: $(VENV)/.ready ## make the Python environment in .venv
 
-run: setup ## two simulated vLLM backends and the gateway in front (BACKENDS="http://host:8000 ..." for real ones)
+run: setup ## two simulated vLLM servers, the gateway, one request
 	@$(BIN)/kvgate demo --host $(HOST) --port $(PORT) $(foreach b,$(BACKENDS),--backend $(b)) $(ARGS)
 
-run-vllm: setup .venv-vllm/.ready ## SmolLM2-135M on two real vLLM servers (CPU) and the gateway in front
+run-vllm: setup .venv-vllm/.ready ## the same with a small model on two real vLLM (CPU)
 	@$(BIN)/python tests/vllm/run_vllm.py --host $(HOST) --port $(PORT) $(ARGS)
 
 test: setup lint ## lint, types and every test that needs no vLLM
 	@echo "kvgate: running the tests ..."
 	@$(BIN)/python -m pytest $(ARGS)
 
-test-vllm: setup .venv-vllm/.ready ## the end-to-end suite against real vLLM servers on CPU
+test-vllm: setup .venv-vllm/.ready ## the end-to-end suite against real vLLM on CPU
 	@echo "kvgate: starting two vLLM servers and running the end-to-end suite against them ..."
 	@$(BIN)/python -m pytest -m vllm $(ARGS)
 
-conformance: setup .venv-vllm/.ready ## our counts against real vLLM for every model family; writes docs/counting.md (20 minutes; ARGS=--only=qwen3)
+# Writes docs/counting.md; ARGS=--only=qwen3 is one family.
+conformance: setup .venv-vllm/.ready ## our counts against real vLLM, every family (20 min)
 	@$(BIN)/python tests/vllm/conformance.py $(ARGS)
 
-test-deploy: setup ## a real Prometheus scrapes the gateway and answers every query of the dashboard
+test-deploy: setup ## a real Prometheus answers the dashboard's queries
 	@command -v prometheus >/dev/null || { echo "kvgate: needs the prometheus program on the PATH (Debian: apt-get install prometheus)"; exit 1; }
 	@echo "kvgate: starting Prometheus, two simulated backends and the gateway ..."
 	@$(BIN)/python -m pytest -m prometheus $(ARGS)
@@ -66,7 +70,7 @@ test-deploy: setup ## a real Prometheus scrapes the gateway and answers every qu
 $(VENV)/.clients: $(VENV)/.ready requirements/clients.txt
 	@$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-deps -r requirements/clients.txt && touch $@
 
-test-clients: setup $(VENV)/.clients .cache/clients-node/.ready ## real SDKs and coding agents against the gateway (4 minutes; records in .cache/clients)
+test-clients: setup $(VENV)/.clients .cache/clients-node/.ready ## real SDKs and coding agents against it (4 min)
 	@echo "kvgate: running SDKs and coding agents against the gateway in front of a scripted model ..."
 	@$(BIN)/python -m pytest -m clients tests/clients $(ARGS)
 
@@ -77,13 +81,15 @@ test-clients: setup $(VENV)/.clients .cache/clients-node/.ready ## real SDKs and
 	@.venv-bench/bin/python -m pip install --quiet --disable-pip-version-check vllm-router==0.1.17 && touch $@ || \
 	  echo "kvgate: vLLM's router could not be installed; going on without it."
 
-bench: setup .venv-bench/.ready ## what relaying costs: nginx, the gateway and vLLM's router side by side (4 minutes; ARGS=--quick)
+# ARGS=--quick is a shorter one.
+bench: setup .venv-bench/.ready ## what relaying costs, beside nginx and others (4 min)
 	@$(BIN)/python -m bench.relay $(ARGS)
 
-bench-counting: setup ## what counting costs: an agent conversation of 2k to 60k tokens, beside transformers (ARGS="--backend URL")
+# An agent's conversation of 2k to 60k tokens; ARGS="--backend URL" asks a backend, too.
+bench-counting: setup ## what counting costs, beside transformers
 	@$(BIN)/python -m bench.counting $(ARGS)
 
-bench-placing-real: setup .venv-vllm/.ready .venv-bench/.ready ## agents on two real vLLM servers (CPU): no gateway, vLLM's router, kvgate (20 minutes)
+bench-placing-real: setup .venv-vllm/.ready .venv-bench/.ready ## agents on two real vLLM, with and without us (20 min)
 	@$(BIN)/python -m bench.placing_real $(ARGS)
 
 lint: setup ## ruff and mypy --strict
