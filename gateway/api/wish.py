@@ -1,7 +1,8 @@
 """What a request says of its priority, and of which others it belongs to: headers, and fields of its body.
 
 Priority classes are ``high``, ``normal`` and ``low``. ``x-kvgate-priority`` names one; else vLLM's own number does, in
-``X-Vllm-Priority`` or the field ``priority``: below 0 is high, above 0 low.
+``X-Vllm-Priority`` or the field ``priority``: below 0 is high, above 0 low. As with vLLM, the header goes before the
+field, and one that is no number counts as none; a field that is none vLLM refuses itself.
 """
 
 from __future__ import annotations
@@ -10,8 +11,10 @@ import hashlib
 from collections.abc import Iterable
 
 from gateway.config import PRIORITIES, PlacingSettings, Priority
+from gateway.exceptions import BadRequest
 from gateway.types import Ask, Count, Dialect, Wish
 
+HEADER = "x-kvgate-priority"
 # Which requests belong together, the surest sign first.
 SESSION_HEADERS = (b"x-session-affinity", b"x-session-id")
 SESSION_FIELD = "prompt_cache_key"
@@ -31,7 +34,7 @@ def wish_of(
     best: Priority | None = None,
 ) -> Wish:
     """How ``ask`` is to be queued and placed. ``key`` is the API key it came with, ``best`` the best class that key may
-    name, if not the settings say so. A class nobody knows counts as none."""
+    name, if not the settings say so. Raises ``BadRequest`` if ``x-kvgate-priority`` names no class."""
     said = {name: value for name, value in headers if name in _LOOKED_AT}
     session = _session(ask, said)
     share = {"key": key, "session": session or key, "none": ""}[settings.share_by]
@@ -49,18 +52,23 @@ def wish_of(
     )
 
 
-_LOOKED_AT = {b"x-kvgate-priority", b"x-vllm-priority", RANK_HEADER, *SESSION_HEADERS}
+_LOOKED_AT = {HEADER.encode(), b"x-vllm-priority", RANK_HEADER, *SESSION_HEADERS}
 
 
 def _rank(ask: Ask, said: dict[bytes, bytes], settings: PlacingSettings, best: Priority | None) -> int:
     rank = PRIORITIES.index(settings.default_priority)
-    name = said.get(b"x-kvgate-priority", b"").decode("latin-1").strip().lower()
-    number = _number(said.get(b"x-vllm-priority")) or ask.document.get("priority")
-    named = [index for index, known in enumerate(PRIORITIES) if known == name]
-    if named:
+    given = said.get(HEADER.encode(), b"").decode("latin-1").strip()
+    if given:
+        named = [index for index, known in enumerate(PRIORITIES) if known == given.lower()]
+        if not named:
+            known = ", ".join(PRIORITIES)
+            raise BadRequest(f"`{HEADER}: {given[:40]}` names no priority class; there are: {known}.")
         rank = named[0]
-    elif isinstance(number, int) and not isinstance(number, bool) and number != 0:
-        rank = 0 if number < 0 else 2
+    else:
+        number = _number(said.get(b"x-vllm-priority"))
+        number = _whole(ask.document.get("priority")) if number is None else number
+        if number:
+            rank = 0 if number < 0 else 2
     return max(rank, PRIORITIES.index(best or settings.highest_priority))
 
 
@@ -78,6 +86,17 @@ def _number(value: bytes | None) -> int | None:
         return None if value is None else int(value)
     except ValueError:
         return None
+
+
+def _whole(value: object) -> int | None:
+    """A field as vLLM reads it: pydantic takes ``"7"`` and ``7.0`` for 7."""
+    if isinstance(value, bool):
+        return None
+    if isinstance(value, float):
+        return int(value) if value.is_integer() else None
+    if isinstance(value, str):
+        return _number(value.encode("utf-8", "surrogatepass"))
+    return value if isinstance(value, int) else None
 
 
 def _digest(text: str) -> str:

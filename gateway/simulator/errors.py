@@ -6,7 +6,8 @@ The wording is what clients and gateways match on, so every odd space and double
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import re
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -63,6 +64,23 @@ def schema_error(version: Version, kind: str, loc: Sequence[str | int], message:
     if version.since(0, 9):
         return ApiError(f"1 validation error:\n  {detail} {[detail]}", kind="Bad Request")
     return ApiError(str([detail]))
+
+
+def check_priority(version: Version, document: Mapping[str, Any]) -> None:
+    """``priority`` changes nothing here, but must be what pydantic takes for an integer. Raises ``ApiError``."""
+    value = document.get("priority", 0)
+    kind, more = "int_type", ""
+    if isinstance(value, int):
+        return
+    if isinstance(value, str):
+        if re.fullmatch(r"\s*[-+]?\d+\s*", value):
+            return
+        kind, more = "int_parsing", ", unable to parse string as an integer"
+    elif isinstance(value, float):
+        if value.is_integer():
+            return
+        kind, more = "int_from_float", ", got a number with a fractional part"
+    raise schema_error(version, kind, ("body", "priority"), f"Input should be a valid integer{more}", value)
 
 
 @dataclass(frozen=True, slots=True)

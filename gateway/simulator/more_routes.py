@@ -21,7 +21,7 @@ from starlette.responses import Response
 
 from gateway.simulator.answers import Answer
 from gateway.simulator.conversions import chat_of_messages, chat_of_responses
-from gateway.simulator.errors import ApiError, schema_error
+from gateway.simulator.errors import ApiError, check_priority, schema_error
 from gateway.simulator.faults import Fault
 from gateway.simulator.openai_routes import chat_job, collect, completion_prompts, event_stream
 from gateway.simulator.service import Job, Service
@@ -100,6 +100,7 @@ async def responses(service: Service, request: Request, fault: Fault | None) -> 
     """POST /v1/responses, not stored. Raises ``ApiError``."""
     document = await read_json(request, service.version)
     chat: dict[str, Any] = {**chat_of_responses(document), "request_id": uuid.uuid4().hex}
+    check_priority(service.version, document)
     asked = service.integer(document, "max_output_tokens")
     model = service.model_of(document)
     ids, text = service.chat_ids(chat)

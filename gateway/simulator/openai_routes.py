@@ -14,7 +14,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from gateway.simulator.answers import Answer, Wishes
-from gateway.simulator.errors import ApiError, schema_error, validation_error
+from gateway.simulator.errors import ApiError, check_priority, schema_error, validation_error
 from gateway.simulator.faults import Fault
 from gateway.simulator.service import Job, Piece, Service
 from gateway.simulator.wire import EventStream, json_response, read_json, until_gone
@@ -101,6 +101,7 @@ def event_stream(events: AsyncGenerator[bytes, None], fault: Fault | None) -> Ev
 
 async def chat_job(service: Service, request: Request, document: Mapping[str, Any]) -> Job:
     """Everything up to the engine: what vLLM answers with an error is raised here as ``ApiError``."""
+    check_priority(service.version, document)
     model = service.model_of(document)
     asked = service.integer(document, "max_completion_tokens")
     name = "max_completion_tokens"
@@ -286,6 +287,7 @@ def completion_prompts(service: Service, document: Mapping[str, Any]) -> list[tu
 
 def completion_job(service: Service, request: Request, document: Mapping[str, Any]) -> Job:
     """Everything up to the engine. Raises ``ApiError``."""
+    check_priority(service.version, document)
     model = service.model_of(document)
     n = service.choices(document)
     absent = "max_tokens" not in document or (document["max_tokens"] is None and service.version.since(0, 24))

@@ -8,11 +8,12 @@ import pytest
 
 from gateway.api.wish import wish_of
 from gateway.config import PlacingSettings
+from gateway.exceptions import BadRequest
 from gateway.types import Ask, Count, CountKind, Dialect, TextPrompts, Wish
 
 
 def wish(document: dict[str, Any] | None = None, key: str = "", best: Any = None, **said: str) -> Wish:
-    headers = [(name.replace("_", "-").encode(), value.encode()) for name, value in said.items()]
+    headers = [(name.replace("_", "-").encode(), value.encode("latin-1")) for name, value in said.items()]
     ask = Ask(Dialect.CHAT, "/v1/chat/completions", "m", TextPrompts(("x",)), b"{}", document or {})
     return wish_of(ask, headers, key, Count(9, 9, CountKind.EXACT, "local"), False, PlacingSettings(), best)
 
@@ -23,12 +24,17 @@ def wish(document: dict[str, Any] | None = None, key: str = "", best: Any = None
         ({}, {}, 1),
         ({}, {"x_kvgate_priority": "high"}, 0),
         ({}, {"x_kvgate_priority": " LOW "}, 2),
-        ({}, {"x_kvgate_priority": "urgent"}, 1),
+        ({}, {"x_kvgate_priority": " "}, 1),
         ({"priority": -5}, {}, 0),
         ({"priority": 7}, {}, 2),
         ({"priority": 0}, {}, 1),
         ({"priority": "high"}, {}, 1),
         ({"priority": True}, {}, 1),
+        ({"priority": "7"}, {}, 2),
+        ({"priority": -7.0}, {}, 0),
+        ({"priority": 7.5}, {}, 1),
+        ({"service_tier": "priority"}, {}, 1),
+        ({"priority": 7}, {"x_vllm_priority": "0"}, 1),
         ({"priority": 7}, {"x_vllm_priority": "-1"}, 0),
         ({"priority": 7}, {"x_vllm_priority": "soon"}, 2),
         ({"priority": 7}, {"x_kvgate_priority": "normal"}, 1),
@@ -38,6 +44,13 @@ def test_the_class_comes_from_our_header_or_from_vllms_number(
     document: dict[str, Any], said: dict[str, str], rank: int
 ) -> None:
     assert wish(document, **said).rank == rank
+
+
+@pytest.mark.parametrize("name", ["urgent", "highest", "0", "1", "high,low", "h\u00f6chste"])
+def test_a_class_that_does_not_exist_is_refused_with_those_that_do(name: str) -> None:
+    with pytest.raises(BadRequest, match=f"`x-kvgate-priority: {name}` names no priority class") as raised:
+        wish(x_kvgate_priority=name)
+    assert "there are: high, normal, low" in raised.value.message
 
 
 def test_nobody_gets_a_better_class_than_allowed() -> None:

@@ -51,7 +51,7 @@ async def test_who_names_a_better_class_is_served_first(patient: Gateway, backen
         done.append(name)
 
     async with httpx2.AsyncClient(base_url=patient.url, timeout=300, **PLAIN) as client:
-        first = [asyncio.create_task(send(body, "first")) for body in bodies[:6]]
+        first = [asyncio.create_task(send(body, "normal")) for body in bodies[:6]]
         await asyncio.sleep(0.3)
         low = [asyncio.create_task(send(body, "low")) for body in bodies[6:9]]
         await asyncio.sleep(0.3)
