@@ -9,7 +9,8 @@ from gateway.types import Need
 if TYPE_CHECKING:
     from gateway.fleet.backend import WatchedBackend
 
-# The most the prompt may have taken of a whole answer's time for the rest to tell the pace of its output.
+# The most the prompt may have taken of a whole answer's time for the rest to tell the pace of its output, and the most
+# its output may have for the rest to tell of the prompt.
 WHOLE_SHARE = 0.25
 NO_NEED = Need(0, 0)
 
@@ -87,15 +88,16 @@ class Reservation:
 
     def took(self, output_tokens: int, seconds: float) -> None:
         """A whole answer of so many tokens, over all sequences, came after ``seconds``. It tells how long the prompt
-        took if there was no output to speak of, and the pace of the output if the prompt was no great part of it."""
+        took if the output was no great part of it, and the pace of the output if the prompt was none."""
         rates = self._backend.rates
         own_tokens = max(0, self._need.prompt_tokens - self.cached_tokens)
         if self._trial:
             rates.tried(self._ahead_tokens + own_tokens, seconds)
         prompt_s = rates.expected_s(self._ahead_tokens + own_tokens)
         each_tokens = output_tokens // self._need.n
-        if each_tokens <= 1:
-            rates.prefilled(self._ahead_tokens + own_tokens, seconds, self._queued, self._trial)
+        output_s = 0.0 if each_tokens <= 1 else None if rates.output_s is None else (each_tokens - 1) * rates.output_s
+        if output_s is not None and output_s <= WHOLE_SHARE * seconds:
+            rates.prefilled(self._ahead_tokens + own_tokens, seconds - output_s, self._queued, self._trial)
         elif prompt_s is not None and prompt_s <= WHOLE_SHARE * seconds:
             rates.generated(each_tokens - 1, seconds - prompt_s, self._trial)
         self._backend.touched()

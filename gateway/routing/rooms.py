@@ -29,7 +29,8 @@ FULL_S = KV_PENALTY_S / (BEYOND_FULL - 1)
 
 class Others(NamedTuple):
     """What all backends take: ``prefill_s`` a prompt token on average, and the fastest ``fastest_s``, ``output_s`` an
-    output token and ``first_s`` a first byte beyond what its tokens do; infinite while nobody's is known."""
+    output token and ``first_s`` a first byte beyond what its tokens do; infinite while nobody's is known, and 0 for the
+    latter while somebody's is not."""
 
     prefill_s: float
     fastest_s: float
@@ -153,7 +154,7 @@ class Room:
 
     def _weigh(self) -> None:
         """Hold what was learned against the others, and believe it as far as it is to be trusted. A backend of which
-        nothing is known prefills as they do on average, begins and generates as the fastest does."""
+        nothing is known prefills as they do on average, generates as the fastest does, and begins at once."""
         view, others = self.view, self.others
         share, trust = view.share, view.trust
         prefill_s = others.prefill_s if view.prefill_s is None else view.prefill_s
@@ -180,12 +181,18 @@ def first_s(view: BackendView, usual_s: float) -> float | None:
 
 
 def compare(rooms: Collection[Room]) -> None:
-    """Price backends beside each other, now that rates were learned."""
+    """Price backends beside each other, now that rates were learned.
+
+    Who is not known to be late is given the chance to be the fastest, whatever those take that are known: to a client
+    that asks one thing after the other, which alike backends would all answer from the first, it would stay unknown.
+    """
     views = [room.view for room in rooms]
     prefill = [view.prefill_s for view in views if view.prefill_s is not None]
     output = [view.output_s for view in views if view.output_s is not None]
     mean_s = sum(prefill) / len(prefill) if prefill else PREFILL_S
-    first = [each_s for view in views if (each_s := first_s(view, mean_s)) is not None]
-    others = Others(mean_s, min(prefill, default=mean_s), min(output, default=inf), min(first, default=inf))
+    there = [room.view for room in rooms if not room.gone]
+    first = [each_s for view in there if (each_s := first_s(view, mean_s)) is not None]
+    soonest_s = 0.0 if 0 < len(first) < len(there) else min(first, default=inf)
+    others = Others(mean_s, min(prefill, default=mean_s), min(output, default=inf), soonest_s)
     for room in rooms:
         room.compare(others)

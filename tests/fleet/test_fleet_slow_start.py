@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from gateway.config import BackendSettings, FleetSettings
 from gateway.fleet.backend import WatchedBackend
 from gateway.fleet.capacity import KvCapacity
@@ -97,3 +99,70 @@ async def test_what_should_be_cached_is_not_pending() -> None:
     lease.first_byte()
     assert item.engines[0].pending_prompt_tokens == 0
     lease.release()
+
+
+async def test_whole_answers_tell_of_a_late_backend_where_little_of_their_time_is_output() -> None:
+    clock = Clock()
+    item = watched(clock)
+    for _ in range(20):  # a stream in between tells the pace of the output
+        lease = item.reserve(Need(100, 100), None, timed=True)
+        lease.first_byte()
+        lease.grow(101)
+        clock.now_s += 1.0
+        lease.release()
+    assert item.rates.first_s is None
+    for output_tokens in (11, 21, 31, 41):
+        lease = item.reserve(Need(100, 50), None)
+        clock.now_s += 2.0 + 0.01 * output_tokens
+        lease.took(output_tokens, 2.0 + 0.01 * output_tokens)
+        lease.release()
+    assert item.rates.first_s is not None
+    assert abs(item.rates.first_s - 2.0) < 0.05
+    assert item.record(clock.now_s).first_byte_s == item.rates.base_s
+
+
+async def test_a_wait_in_the_servers_own_queue_is_no_delay_of_its_own() -> None:
+    clock = Clock()
+    item = watched(clock)
+    for waiting in (0, 5):
+        item.reading, item.read_s = replace(item.reading, waiting=waiting), clock.now_s
+        for _ in range(12):
+            lease = item.reserve(Need(100, 100), None, timed=True)
+            clock.now_s += 0.1 + waiting
+            item.read_s = clock.now_s
+            lease.first_byte()
+            lease.release()
+    assert item.rates.first_s is not None
+    assert abs(item.rates.first_s - 0.1) < 0.01
+
+
+async def test_who_gets_nothing_is_believed_less_until_one_request_tries_it() -> None:
+    clock, placed = Clock(), [0.0]
+    touched: list[str] = []
+    item = WatchedBackend(
+        BackendSettings(url="http://a"),
+        FleetSettings(),
+        clock,
+        lambda: None,
+        lambda target, resting: touched.append(target.name),
+        rounds=lambda: placed[0],
+    )
+    item.found((ModelCard("m", None, None, 4096),), KvCapacity(1, 1000, 16))
+
+    def ask(took_s: float) -> None:
+        lease = item.reserve(Need(100, 10), None, timed=True)
+        assert item.targets[0].view(clock.now_s).trust == 1.0
+        clock.now_s += took_s
+        lease.first_byte()
+        lease.release()
+
+    for _ in range(12):
+        ask(3.0)
+    assert item.targets[0].view(clock.now_s).first_s == 3.0
+    for took_s, known_s in ((3.0, 3.0), (0.2, None)):
+        clock.now_s, placed[0] = clock.now_s + 35.0, placed[0] + 1000
+        assert item.targets[0].view(clock.now_s).trust == 0.125
+        touched.clear()
+        ask(took_s)
+        assert touched  # placing sees at once that it is not to be tried by more
+        assert item.rates.first_s == known_s
