@@ -54,14 +54,16 @@ class NoRoute(GatewayError):
 
 
 class UnknownModel(GatewayError):
-    """No backend serves this name. ``known`` are the names that would work."""
+    """No backend serves this name. ``known`` are the names that would work, ``silent`` tells of backends that are down
+    and never said what they serve."""
 
     status = 404
     code = "model_not_found"
 
-    def __init__(self, model: str, known: Sequence[str]) -> None:
+    def __init__(self, model: str, known: Sequence[str], silent: str = "") -> None:
         names = ", ".join(known) or "none: no backend has answered yet"
-        super().__init__(f"The model `{model}` does not exist. Available models: {names}.")
+        unheard = f" Not heard from yet: {silent}." if silent else ""
+        super().__init__(f"The model `{model}` does not exist. Available models: {names}.{unheard}")
         self.model = model
         self.known = tuple(known)
 

@@ -13,6 +13,7 @@ import httpx2
 
 from gateway.config import BackendSettings
 from gateway.fleet.metrics_text import FAMILIES, Oddity, Reading, parse
+from gateway.fleet.unreachable import SCHEME, SERVER, SILENT, cause_of
 
 MAX_JSON_BYTES = 4 << 20
 MAX_METRICS_BYTES = 16 << 20
@@ -27,10 +28,14 @@ ALL_METRICS = "/metrics"
 
 class ProbeFailed(Exception):
     """A backend did not say what was asked. ``refused``: nothing listens at its address. ``starting``: it says that it
-    is not ready yet. ``dead``: it says that its engine is. ``final``: asking again at once is of no use."""
+    is not ready yet. ``dead``: it says that its engine is. ``final``: asking again at once is of no use. ``check``:
+    what its operator should look at, a sentence or none."""
 
-    def __init__(self, message: str, refused: bool = False, starting: bool = False, dead: bool = False) -> None:
+    def __init__(
+        self, message: str, refused: bool = False, starting: bool = False, dead: bool = False, check: str = ""
+    ) -> None:
         super().__init__(message)
+        self.check = check
         self.refused = refused
         self.starting = starting
         self.final = refused or starting or dead
@@ -88,7 +93,7 @@ class Probe:
         if status == 503:  # vLLM while it scales, and proxies before a server that loads its weights
             raise ProbeFailed("/v1/models answered 503: it is not ready", starting=True)
         if status != 200:
-            raise ProbeFailed(f"/v1/models answered {status}")
+            raise ProbeFailed(f"/v1/models answered {status}", check=SERVER)
         cards = read_cards(body)
         if not cards:
             raise ProbeFailed("it serves no models yet", starting=True)
@@ -188,9 +193,12 @@ class Probe:
                 finally:
                     await response.aclose()
         except (TimeoutError, httpx2.TimeoutException):
-            raise ProbeFailed(f"{name} did not answer within {self._timeout_s:g} s") from None
+            raise ProbeFailed(f"{name} did not answer within {self._timeout_s:g} s", check=SILENT) from None
         except httpx2.ConnectError as error:
-            raise ProbeFailed(f"cannot connect: {error}", refused=True) from None
+            cause = cause_of(error)
+            raise ProbeFailed(f"cannot connect: {cause.words}", refused=cause.may_come, check=cause.check) from None
+        except httpx2.RemoteProtocolError as error:
+            raise ProbeFailed(f"{name}: {type(error).__name__}: {error}", check=SCHEME) from None
         except (httpx2.HTTPError, httpx2.StreamError, httpx2.InvalidURL, OSError, ValueError) as error:
             raise ProbeFailed(f"{name}: {type(error).__name__}: {error}") from None
 
@@ -224,10 +232,10 @@ def read_cards(body: bytes) -> tuple[ModelCard, ...]:
     try:
         document = json.loads(body)
     except (ValueError, RecursionError):
-        raise ProbeFailed("/v1/models is not JSON") from None
+        raise ProbeFailed("/v1/models is not JSON", check=SERVER) from None
     data = document.get("data") if isinstance(document, dict) else None
     if not isinstance(data, list):
-        raise ProbeFailed("/v1/models has no list of models")
+        raise ProbeFailed("/v1/models has no list of models", check=SERVER)
     cards: dict[str, ModelCard] = {}
     for item in data[:MAX_CARDS]:
         name = _text(item.get("id")) if isinstance(item, dict) else None

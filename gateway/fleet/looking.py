@@ -8,6 +8,7 @@ import logging
 import random
 from collections.abc import Callable
 from typing import TYPE_CHECKING
+from urllib.parse import urlsplit
 
 from gateway.config import BackendSettings, FleetSettings
 from gateway.fleet.capacity import kv_capacity, used_blocks
@@ -26,6 +27,8 @@ log = logging.getLogger("kvgate.fleet")
 JITTER = 0.1
 # Least pause between two looks at one backend, however many requests fail meanwhile.
 LEAST_PAUSE_S = 0.2
+# Reasons told of one failure to answer: some servers put a number into each.
+MOST_REASONS = 8
 
 
 class Looker:
@@ -59,6 +62,7 @@ class Looker:
         self._paused = False
         self._discover_at_s = 0.0
         self._discover_failures = 0
+        self._told: set[str] = set()
 
     def __repr__(self) -> str:
         return f"<Looker at {self._backend.name}, {self.scrapes} scrapes, {self.scrape_failures} failed>"
@@ -71,8 +75,11 @@ class Looker:
             self._moved = False
             try:
                 await self.look()
-            except Exception:
+            except Exception as error:
                 log.exception("looking at backend %s failed; trying again", self._backend.name)
+                self.error = f"looking at it failed: {type(error).__name__}: {error}"
+                if self._backend.availability.reachable is None:  # nobody waits for what may never be known
+                    self._backend.availability.set_reachable(False)
             finally:
                 self.looked.set()
             self._backend.changed()  # with or without a new reading: an old one may have become too old meanwhile
@@ -117,10 +124,10 @@ class Looker:
             self._discover_failures += 1
             # A server that was never there may be loading its model: vLLM listens only when it is done.
             awaited = error.refused and not backend.cards and self._clock() - self._began_s < START_S
+            if availability.starting and error.refused and not awaited and not backend.cards:
+                log.warning("backend %s: not there after %.0f minutes, taken for down", backend.name, START_S / 60)
             availability.starting = error.starting or awaited
-            if self.error is None:
-                level = logging.INFO if availability.starting else logging.WARNING
-                log.log(level, "backend %s: %s", backend.name, error)
+            self._tell(error)
             self.error = str(error)
             lost = error.final or self._discover_failures >= self._fleet.failures_to_open
             if availability.reachable is None or lost:
@@ -130,6 +137,7 @@ class Looker:
         if self._discover_failures or not availability.reachable:
             self.error = None  # what was wrong with the metrics stays until they are read
         self._discover_failures = 0
+        self._told.clear()
         self._discover_at_s = self._clock() + self._fleet.discover_interval_s
         if cards != backend.cards:
             told = ", ".join(f"{card.id} ({card.window_tokens})" for card in cards) or "-"
@@ -139,6 +147,16 @@ class Looker:
             availability.set_asleep(self._paused or await self._probe.asleep())
         availability.set_reachable(True, again=self.scrapes > 0)
         return True
+
+    def _tell(self, error: ProbeFailed) -> None:
+        """Write into the log why it does not answer: each reason once until it does."""
+        reason = str(error)
+        if reason in self._told or len(self._told) >= MOST_REASONS:
+            return
+        self._told.add(reason)
+        level = logging.INFO if error.starting else logging.WARNING
+        check = f". {error.check} It joins as soon as it answers." if error.check else ""
+        log.log(level, "backend %s: %s (%s)%s", self._backend.name, reason, shown_url(self._backend.url), check)
 
     async def _scrape(self) -> None:
         """Read the metrics and bring the ledger up to date. A failure puts the models in doubt, no more."""
@@ -197,6 +215,12 @@ class Looker:
         capacity, in_flight = backend.engines.capacity, backend.engines.in_flight
         ratio = backend.engines.reserved_blocks / capacity.blocks if capacity is not None else None
         return Sight(in_flight > 0, ratio, backend.reading.waiting, self._moved)
+
+
+def shown_url(url: str) -> str:
+    """A URL without the name and password it may hold."""
+    parts = urlsplit(url)
+    return parts._replace(netloc=parts.netloc.rpartition("@")[2]).geturl()
 
 
 def requests_by_rank(reading: Reading) -> list[int] | None:

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from gateway.exceptions import NoBackend, UnknownModel
+from gateway.types import Condition
 
 if TYPE_CHECKING:
     from gateway.fleet.backend import WatchedBackend
@@ -39,19 +40,28 @@ class Models:
     def resolve(self, name: str) -> Model:
         """The model of that name; an empty name means the only base model, if there is one (vLLM takes it so, too).
 
-        Raises ``UnknownModel``, or ``NoBackend`` while no backend has ever said what it serves.
+        Raises ``UnknownModel``, or ``NoBackend`` while no backend has ever said what it serves, or one that may be
+        loading has not.
         """
         models = self.current()
         model = models.get(name)
         if model is not None:
             return model
+        silent = [backend for backend in self._backends if not backend.windows]
         if not models:
-            raise NoBackend("No backend has answered yet. Try again in a few seconds.")
+            raise NoBackend(f"No backend has said yet what it serves: {_told(silent)}. Try again in a few seconds.")
         if not name:
             bases = [item for item in models.values() if item.parent is None]
             if len(bases) == 1:
                 return bases[0]
-        raise UnknownModel(name, sorted(models))
+        coming = [backend for backend in silent if backend.availability.condition(backend.now_s()) in _COMING]
+        if coming:
+            raise NoBackend(
+                f"The model `{name}` is not among those served now ({', '.join(sorted(models))}). Not heard from yet: "
+                f"{_told(coming)}. Try again in a few seconds.",
+                10.0,
+            )
+        raise UnknownModel(name, sorted(models), _told(silent) if silent else "")
 
     def current(self) -> Mapping[str, Model]:
         """All of them by name."""
@@ -83,3 +93,23 @@ class Models:
                         (*known.backends, backend.name),
                     )
         return models
+
+
+# How those stand that may yet say what they serve.
+_COMING = frozenset({Condition.UNKNOWN, Condition.STARTING})
+_MOST_NAMED = 4
+
+
+def _told(silent: Sequence[WatchedBackend]) -> str:
+    """Backends of which no model is known, and why."""
+    told = [f"{backend.name} ({_why(backend)})" for backend in silent[:_MOST_NAMED]]
+    rest = len(silent) - len(told)
+    return ", ".join([*told, f"{rest} more"] if rest else told)
+
+
+def _why(backend: WatchedBackend) -> str:
+    if backend.looker.error is not None:
+        return backend.looker.error
+    if backend.cards:
+        return "its /v1/models states no max_model_len"
+    return "not looked at yet"

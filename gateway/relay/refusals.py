@@ -37,24 +37,33 @@ def refusal(
     return Busy(f"No KV cache had room for the request within {waited_s:.0f} s. Try again later.", retry_after_s)
 
 
-# What is to be said of backends that all stand so, and when to try again.
-_WORDS = {
-    Condition.ASLEEP: ("asleep", 15.0),
-    Condition.STARTING: ("still starting", 10.0),
-}
+# How a backend stands, in words where its name for it is none, and when to try again.
+_WORDS = {Condition.STARTING: "is still starting", Condition.STANDBY: "stands by for one of them"}
+_RETRY_AFTER_S = {Condition.ASLEEP: 15.0, Condition.STARTING: 10.0}
+# Where one stands so and is not taken, it came back with other models or a smaller window.
+_TAKING = frozenset({Condition.UP, Condition.WARMING, Condition.OVERLOADED, Condition.EJECTED})
+_MOST_NAMED = 4
 
 
 def _no_backend(waiter: Waiter, views: Mapping[str, BackendView]) -> NoBackend:
-    """Why there is none, as far as it is the same for all."""
-    names = {offer.backend for offer in waiter.offers} - waiter.excluded
-    conditions = {views[name].condition for name in names if name in views}
-    words, retry_after_s = "down or draining", 5.0
-    if conditions and conditions <= _WORDS.keys():
-        words = " or ".join(_WORDS[condition][0] for condition in sorted(conditions))
-        retry_after_s = min(_WORDS[condition][1] for condition in conditions)
-    elif Condition.ASLEEP in conditions or Condition.STARTING in conditions:
-        words, retry_after_s = "down, draining, asleep or still starting", 10.0
-    return NoBackend(f"Every backend that could take the request is {words}. Try again later.", retry_after_s)
+    """Why there is none: how each stands that could have taken it."""
+    names = sorted({offer.backend for offer in waiter.offers} & views.keys())
+    told = [f"{name} {_stands(waiter, name, views[name].condition)}" for name in names]
+    if len(told) > _MOST_NAMED:
+        told[_MOST_NAMED:] = [f"and {len(told) - _MOST_NAMED} more"]
+    why = f": {', '.join(told)}" if told else ""
+    rests_s = [_RETRY_AFTER_S.get(views[name].condition, 5.0) for name in names if name not in waiter.excluded]
+    return NoBackend(
+        f"No backend that serves the model takes requests{why}. Try again later.", min(rests_s, default=5.0)
+    )
+
+
+def _stands(waiter: Waiter, name: str, condition: Condition) -> str:
+    if name in waiter.excluded:
+        return "has failed this request"
+    if condition in _TAKING:
+        return "does not serve it any more"
+    return _WORDS.get(condition, f"is {condition.value}")
 
 
 def _overflow(waiter: Waiter, views: Mapping[str, BackendView]) -> Overflow:
