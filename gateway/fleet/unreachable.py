@@ -32,9 +32,9 @@ def cause_of(error: BaseException) -> Cause:
     for each in _chain(error):
         if isinstance(each, ssl.SSLError):
             said = getattr(each, "verify_message", None) or getattr(each, "reason", None) or each
-            return Cause(f"TLS failed ({str(said).replace('_', ' ').lower()})", SCHEME, may_come=False)
+            return Cause(f"TLS failed, {str(said).replace('_', ' ').lower()}", SCHEME, may_come=False)
         if isinstance(each, socket.gaierror):
-            return Cause(f"no such host ({each.strerror})", HOST)
+            return Cause(f"host not found, {each.strerror}", HOST)
         if isinstance(each, ConnectionRefusedError):
             return Cause("connection refused", LISTENS)
         if isinstance(each, OSError) and each.errno in _UNREACHABLE:

@@ -55,7 +55,7 @@ async def test_a_failure_says_what_it_is_and_what_to_check() -> None:
     refused = await failure(f"http://localhost:{free_port()}")
     assert (str(refused), refused.check, refused.refused) == ("cannot connect: connection refused", LISTENS, True)
     nameless = await failure("http://gpu.invalid:8000")
-    assert str(nameless).startswith("cannot connect: no such host (")
+    assert str(nameless).startswith("cannot connect: host not found, ")
     assert (nameless.check, nameless.refused) == (HOST, True)
     async with hanging_up() as place:
         plain = await failure(f"http://{place}")
