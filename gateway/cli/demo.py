@@ -54,8 +54,8 @@ def run(options: argparse.Namespace) -> int:
                 flags += ["--backend", backend]
             gateway = stack.enter_context(Part("the gateway", flags))
             url = gateway.url()
-            say(f"the gateway listens on {url}; waiting for a backend ...")
-            _wait_for_a_backend(url, gateway)
+            say(f"the gateway listens on {url}")
+            _wait_for_a_backend(url, gateway, say)
             outcome = _ask(url, say)
             print(json.dumps(outcome, indent=2) if options.json else _report(outcome), flush=True)
             if not options.once:
@@ -90,19 +90,23 @@ def _simulated(say: Any) -> Iterator[list[str]]:
             flags += ["--tokenizer", str(folder), "--num-gpu-blocks", str(blocks)]
             parts.append((name, stack.enter_context(Part("a simulated vLLM", flags))))
         for name, part in parts:
-            say(f"a simulated vLLM with a {name} window listens on {part.url()}.")
+            say(f"a simulated vLLM with a {name} window listens on {part.url()}")
         yield [part.url() for _, part in parts]
 
 
-def _wait_for_a_backend(url: str, gateway: Part) -> None:
+def _wait_for_a_backend(url: str, gateway: Part, say: Any) -> None:
     import httpx2
 
     deadline_s = time.monotonic() + READY_TIMEOUT_S
+    told = False
     while time.monotonic() < deadline_s:
         gateway.check()
         with contextlib.suppress(httpx2.TransportError):
             if httpx2.get(url + "/ready", timeout=10, trust_env=False).status_code == 200:
                 return
+        if not told:
+            say(f"no backend answers yet; waiting {READY_TIMEOUT_S:.0f} s for one, or until Ctrl-C ...")
+            told = True
         time.sleep(0.1)
     raise DemoFailed(f"waited {READY_TIMEOUT_S:.0f} s, and no backend answers{_errors(url)}")
 

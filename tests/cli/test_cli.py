@@ -307,7 +307,8 @@ def test_demo_says_what_is_wrong_with_backends_that_do_not_answer(
     monkeypatch.setattr(demo, "READY_TIMEOUT_S", 2.0)
     port = free_port()
     assert main(["demo", "--once", "--backend", f"http://127.0.0.1:{port}", "--port", "0"]) == 1
-    errors = capsys.readouterr().err
+    output, errors = capsys.readouterr()
+    assert "no backend answers yet; waiting 2 s for one" in output
     assert "waited 2 s, and no backend answers" in errors
     assert f"  127.0.0.1:{port}: cannot connect" in errors
 

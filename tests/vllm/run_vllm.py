@@ -14,10 +14,11 @@ from types import FrameType
 
 from vllm_server import PYTHON, ROOT, ServerFailed, VllmServer
 
+from gateway.cli.listening import CannotListen, listen
+
 MODEL = "smollm2-135m-instruct"
 FOLDER = ROOT / ".cache" / "models" / "smollm2-135m"
 WINDOWS_TOKENS = (2048, 8192)
-FIRST_PORT = 8101
 DEMO_STOP_TIMEOUT_S = 60
 
 # float32: on some CPUs vLLM 0.32 answers wrongly in bfloat16.
@@ -31,16 +32,23 @@ def main() -> int:
     parser.add_argument("--port", default="8080", help="port the gateway listens on")
     options, further = parser.parse_known_args()
 
+    try:
+        listen(options.host, int(options.port), "make run-vllm PORT=N").close()  # vLLM takes a minute to start
+        with listen("127.0.0.1", 0) as small, listen("127.0.0.1", 0) as large:
+            ports = [listener.getsockname()[1] for listener in (small, large)]
+    except CannotListen as error:
+        print(f"kvgate: {error}", file=sys.stderr)
+        return 1
     subprocess.run([str(PYTHON), str(ROOT / "tests/vllm/smollm2.py"), str(FOLDER)], check=True)
     servers = [
         VllmServer(
             name=f"run-{window // 1024}k",
             model=FOLDER,
-            port=FIRST_PORT + index,
+            port=port,
             served_model_name=MODEL,
             flags=(*FLAGS, "--max-model-len", str(window)),
         )
-        for index, window in enumerate(WINDOWS_TOKENS)
+        for port, window in zip(ports, WINDOWS_TOKENS, strict=True)
     ]
     signal.signal(signal.SIGTERM, _interrupt)
     try:
