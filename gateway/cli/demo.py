@@ -84,7 +84,7 @@ def _simulated(say: Any) -> Iterator[list[str]]:
         raise DemoFailed(error.message) from None
     with contextlib.ExitStack() as stack:
         parts = []
-        say("starting two simulated vLLM servers ...")
+        say("starting two simulated vLLM servers, whose answers are random words ...")
         for name, window, blocks in SIMULATED:
             flags = ["simulate", "--port", "0", "--model", MODEL, "--max-model-len", str(window)]
             flags += ["--tokenizer", str(folder), "--num-gpu-blocks", str(blocks)]
