@@ -84,9 +84,14 @@ class Rates:
 
     def tried(self, tokens: int, took_s: float) -> None:
         """A trial with ``tokens`` to be worked on had its first byte, or even all of its answer, after ``took_s``."""
-        expected_s = self.expected_s(tokens)
-        if expected_s is not None and took_s < QUICKER * expected_s:
+        if self.first_s is None:
+            return
+        rate_s = STAND_IN_S if self.prefill_s is None else self.prefill_s
+        if took_s < QUICKER * (self.first_s + (tokens - self.first_tokens) * rate_s):
+            # Without the delay of before a few points may tell no rate for a while.
+            kept_s = self.prefill_s if took_s >= QUICKER * tokens * rate_s else None
             self._forget_prefill()
+            self.prefill_s = kept_s
 
     def _learn_rate(self, tokens: int, took_s: float) -> None:
         x, y = float(tokens), took_s

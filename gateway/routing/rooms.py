@@ -70,7 +70,9 @@ class Room:
         self.limit = 0.0
         self.reserved = 0
         self.others = NO_OTHERS
-        self.update(BackendView(name, "", Health.DOWN, {}, 0), 0.0)
+        self.output_s = 0.0
+        self.view = BackendView(name, "", Health.DOWN, {}, 0)
+        self.update(self.view, 0.0)
 
     def __repr__(self) -> str:
         state = "gone" if self.gone else "open" if self.open else "closed"
@@ -95,6 +97,7 @@ class Room:
         if not changed:
             better = (is_open and not self.open) or (idle and not self.idle)
             better = better or limit - reserved > self.limit - self.reserved
+        doubted = view.trust != self.view.trust
         self.view, self.windows, self.structure = view, view.windows, structure
         self.gone, self.open, self.idle, self.trial = gone, is_open, idle, view.trial
         self.known, self.size, self.engine_capacity = known, size, engine_capacity
@@ -102,7 +105,7 @@ class Room:
         self.capacity, self.reserved, self.limit = capacity, reserved, limit
         self.in_flight = view.in_flight
         self.pending_tokens = view.pending_prompt_tokens
-        self._weigh()
+        self._weigh(output=doubted)  # else it stays until all are compared: output's pace moves with the load
         self.barrier_s = KV_PENALTY_S * capacity * BEYOND_FULL / view.share
         self._price()
         return changed, better
@@ -122,7 +125,7 @@ class Room:
     def compare(self, others: Others) -> None:
         """Be priced beside the others from now on."""
         self.others = others
-        self._weigh()
+        self._weigh(output=True)
         self._price()
 
     def serves(self, model: str, window_tokens: int) -> bool:
@@ -152,17 +155,18 @@ class Room:
             self.reserved += need.blocks(self.size)
         self._price()
 
-    def _weigh(self) -> None:
+    def _weigh(self, output: bool) -> None:
         """Hold what was learned against the others, and believe it as far as it is to be trusted. A backend of which
         nothing is known prefills as they do on average, generates as the fastest does, and begins at once."""
         view, others = self.view, self.others
         share, trust = view.share, view.trust
         prefill_s = others.prefill_s if view.prefill_s is None else view.prefill_s
         prefill_s -= (1.0 - trust) * max(0.0, prefill_s - others.fastest_s)
-        slower_s = 0.0 if view.output_s is None else max(0.0, trust * view.output_s - ALIKE * others.output_s)
         later_s = max(0.0, trust * (first_s(view, others.prefill_s) or 0.0) - ALIKE * others.first_s)
         self.token_s, self.later_s = prefill_s / share, later_s / share
-        self.output_s = OUTPUT_WEIGHT * slower_s / share
+        if output:
+            slower_s = max(0.0, trust * (view.output_s or 0.0) - ALIKE * others.output_s)
+            self.output_s = OUTPUT_WEIGHT * slower_s / share
 
     def _price(self) -> None:
         """Reckon what the cost of the next request is made of."""

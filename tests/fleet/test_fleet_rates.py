@@ -163,6 +163,16 @@ def test_a_trial_that_is_far_quicker_has_the_backend_learned_anew() -> None:
     assert rates.first_s == 0.3
 
 
+def test_a_trial_that_is_quicker_by_the_delay_alone_leaves_the_rate() -> None:
+    rates = slow()
+    before_s = rates.prefill_s
+    rates.prefilled(1000, 1.1, trial=True)
+    assert (rates.prefill_s, rates.first_s) == (before_s, None)
+    for tokens in (1000, 1010, 1005, 1000):
+        rates.prefilled(tokens, 1.1)
+    assert (rates.prefill_s, rates.first_s) == (before_s, pytest.approx(0.1, abs=0.02))
+
+
 def test_a_whole_answer_in_less_time_than_a_first_byte_should_take_says_so_too() -> None:
     rates = slow()
     rates.tried(1000, 2.0)
