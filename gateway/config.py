@@ -353,9 +353,12 @@ class PlacingSettings(Section):
         default=0.9, gt=0, lt=1, description="Share of learned answers that are no longer than what is reserved."
     )
     short_first_s: float = Field(
-        default=15.0, ge=0, description="Longest time a request is held back for shorter ones of its class; 0: never."
+        default=300.0, ge=0, description="Longest time a request is held back for shorter ones of its class; 0: never."
     )
     headroom_ratio: float = Field(default=0.02, ge=0, lt=1, description="Share of KV blocks never planned for.")
+    keep_ratio: float = Field(
+        default=0.3, ge=0, lt=1, description="Most of the KV blocks kept for conversations about to return; 0: none."
+    )
     queue_max_requests: int = Field(default=1024, ge=0, description="Requests that may wait; more are answered 429.")
     queue_max_bytes: int = Field(default=1 << 30, ge=0, description="Body bytes that may wait; more are answered 429.")
     queue_max_tokens: int = Field(

@@ -384,7 +384,8 @@ class Waiter:
 class Placed:
     """Send it there now. ``tag`` was its place in the queue, to be had again if the backend fails it;
     ``matched_tokens`` of its prompt should be in the cache there. ``need`` is what it takes there, if nothing of it is
-    shared; ``chain``: the beginnings of its prompt by which the ledger can tell what is."""
+    shared; ``chain``: the beginnings of its prompt by which the ledger can tell what is. ``own_tokens`` of its prompt
+    were held there by nobody else."""
 
     sequence: int
     offer: Offer
@@ -392,6 +393,7 @@ class Placed:
     tag: float = 0.0
     matched_tokens: int = 0
     chain: tuple[tuple[int, int], ...] = ()
+    own_tokens: int = 0
 
 
 @dataclass(frozen=True, slots=True)

@@ -40,6 +40,10 @@ class Learner:
             ended = each_tokens < budget_tokens(offer, need.prompt_tokens)
             self._lengths.note(waiter.model, waiter.flow, each_tokens, ended)
 
+    def left(self, offer: Offer, tokens: int) -> None:
+        """A request that had begun to be answered is over: so many tokens of its own stay in the cache there."""
+        self._placer.left(offer.backend, tokens)
+
     def broken_off(
         self, waiter: Waiter, offer: Offer, need: Need, matched_tokens: int, begun: bool, grown_tokens: int
     ) -> None:

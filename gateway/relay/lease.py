@@ -23,8 +23,8 @@ class Lease:
     """A place on a backend: KV blocks are reserved there until ``release``, which may be called any number of times."""
 
     __slots__ = (
-        "_begun", "_finished", "_learner", "_lessor", "_matched_tokens", "_need", "_prefill", "_reservation", "_waiter",
-        "backend", "failed", "offer", "placed_s", "released", "tag", "waited_s",
+        "_begun", "_finished", "_learner", "_lessor", "_matched_tokens", "_need", "_output_tokens", "_own_tokens",
+        "_prefill", "_reservation", "_waiter", "backend", "failed", "offer", "placed_s", "released", "tag", "waited_s",
     )  # fmt: skip
 
     def __init__(
@@ -42,6 +42,8 @@ class Lease:
         self._reservation = reservation
         self._waiter = waiter
         self._matched_tokens = placed.matched_tokens
+        self._own_tokens = placed.own_tokens
+        self._output_tokens = 0
         self._need = placed.need
         self._begun = False
         self._finished = False
@@ -105,6 +107,7 @@ class Lease:
     def finished(self, output_tokens: int | None, cached_tokens: int | None) -> None:
         """The answer came to its end; its usage tells so many output tokens, and cached ones of the prompt."""
         self._finished = True
+        self._output_tokens = output_tokens or 0
         if cached_tokens is not None:
             self._reservation.cached_tokens = cached_tokens
         self._reservation.finished(cached_tokens is not None)
@@ -119,8 +122,10 @@ class Lease:
             if self._prefill is not None:
                 self._prefill.cancel()
             self._reservation.release()
+            grown_tokens = self._reservation.grown_tokens
+            if self._begun or self._finished:
+                self._learner.left(self.offer, self._own_tokens + max(grown_tokens, self._output_tokens))
             if not self._finished:
-                grown_tokens = self._reservation.grown_tokens
                 self._learner.broken_off(
                     self._waiter, self.offer, self._need, self._matched_tokens, self._begun, grown_tokens
                 )

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from math import inf
 
 from gateway.routing.entries import Option
+from gateway.routing.keeping import Keeper
 from gateway.routing.prefixes import Chain
 from gateway.routing.rooms import FULL_S, Room
 
@@ -50,12 +51,18 @@ def adapter_s(room: Room, adapter: str) -> float:
 
 
 def cheapest(
-    options: tuple[Option, ...], claimed: int, bonds: Bonds | None = None, full: Full | None = None
+    options: tuple[Option, ...],
+    claimed: int,
+    keeper: Keeper,
+    bonds: Bonds | None = None,
+    full: Full | None = None,
 ) -> tuple[Option, Room] | None:
     """The cheapest room that the need fits into, ``claimed`` rooms left out; ``None`` if there is none.
 
-    ``full`` is told the rooms that the need may not fit into, if nothing is claimed: those that ``home`` is to look at.
+    ``keeper`` tells which rooms it must stay out of, though it fits, and then knows of it (``stopped``). ``full`` is
+    told the rooms that the need may not fit into, if nothing is claimed: those that ``home`` is to look at.
     """
+    keeper.stopped = 0
     best: tuple[Option, Room] | None = None
     best_s = inf
     tier = 0
@@ -73,14 +80,16 @@ def cheapest(
                 best, best_s = (option, calmest), calmest.base_s + option.penalty_s
             continue
         chosen, best_s = (
-            _cheaper(option, rooms, best_s) if bonds is None else _cheaper_tied(option, rooms, best_s, bonds, full)
+            _cheaper(option, rooms, best_s, keeper)
+            if bonds is None
+            else _cheaper_tied(option, rooms, best_s, keeper, bonds, full)
         )
         if chosen is not None:
             best = (option, chosen)
     return best
 
 
-def _cheaper(option: Option, rooms: Iterable[Room], best_s: float) -> tuple[Room | None, float]:
+def _cheaper(option: Option, rooms: Iterable[Room], best_s: float, keeper: Keeper) -> tuple[Room | None, float]:
     """The cheapest of ``rooms`` and its cost, if that is less than ``best_s``."""
     need, penalty_s = option.need, option.penalty_s
     tokens, output = need.prompt_tokens, need.output_tokens
@@ -97,13 +106,13 @@ def _cheaper(option: Option, rooms: Iterable[Room], best_s: float) -> tuple[Room
         if cost_s >= best_s:
             continue  # the rest only adds to it
         cost_s = cost_s + (room.barrier_s / (room.rest - blocks) if fits else FULL_S) + penalty_s
-        if cost_s < best_s:
+        if cost_s < best_s and not keeper.stops(room, tokens, tokens, blocks):
             chosen, best_s = room, cost_s
     return chosen, best_s
 
 
 def _cheaper_tied(
-    option: Option, rooms: Iterable[Room], best_s: float, bonds: Bonds, full: Full | None
+    option: Option, rooms: Iterable[Room], best_s: float, keeper: Keeper, bonds: Bonds, full: Full | None
 ) -> tuple[Room | None, float]:
     """The same for a request with bonds. What others hold of its prompt is looked up only where that can matter: in
     rooms that would be cheaper than the best so far if all of it were held."""
@@ -146,7 +155,7 @@ def _cheaper_tied(
                 cost_s = work_s + FULL_S + penalty_s + extra
             else:
                 continue
-        if cost_s < best_s:
+        if cost_s < best_s and not keeper.stops(room, tokens, prompt_tokens, blocks):
             chosen, best_s = room, cost_s
     return chosen, best_s
 

@@ -45,13 +45,13 @@ class Entry:
 
     ``matched`` are tokens of its prompt by bit of the backend that has them, as of ``matched_at``, a state of the
     index. ``lanes_mask`` are the backends it waits for now. ``tag``, ``floor`` (the least its tag can be) and ``lane``
-    belong to ``lanes``. ``handicap``: tokens it stands behind its tag, until it is
-    ``aged``.
+    belong to ``lanes``. ``handicap``: tokens it stands behind its tag, until it is ``aged``. ``seen_tokens`` of its
+    prompt were seen before; ``None`` if nobody can tell.
     """
 
     __slots__ = (
         "aged", "chain", "floor", "flow", "handicap", "lane", "lanes_mask", "mask", "matched", "matched_at", "options",
-        "tag", "tokens", "waiter",
+        "seen_tokens", "tag", "tokens", "waiter",
     )  # fmt: skip
 
     def __init__(self, waiter: Waiter) -> None:
@@ -66,6 +66,7 @@ class Entry:
         self.tag: float | None = waiter.tag
         self.floor = self.handicap = 0.0
         self.aged = False
+        self.seen_tokens: int | None = None
         self.lane: Place | None = None
 
     def __lt__(self, other: Entry) -> bool:

@@ -62,6 +62,10 @@ class Domain:
         due = lane.aged and tag <= self.served
         return (rank, not due if self._owed_tokens <= 0 else due, tag, sequence)
 
+    def is_due(self, lane: Lane) -> bool:
+        """Whether the turn of a lane's first request has come, size and all. Raises ``IndexError`` if nobody waits."""
+        return lane.key()[1] <= self.served
+
     @property
     def idle(self) -> bool:
         """Whether nobody waits."""
@@ -161,16 +165,16 @@ class Domain:
 
 class Lane:
     """Requests that may go to the same backends, those in ``mask``; ``aged`` as they all are or are not. ``dirty``: its
-    first was not looked at yet."""
+    first was not looked at yet. ``kept_out``: its first would fit, but must leave room to others (``keeping``)."""
 
-    __slots__ = ("_heap", "aged", "dirty", "domain", "mask", "waiting")
+    __slots__ = ("_heap", "aged", "dirty", "domain", "kept_out", "mask", "waiting")
 
     def __init__(self, mask: int, domain: Domain, aged: bool) -> None:
         self.mask = mask
         self.aged = aged
         self.domain = domain
         self.waiting = 0
-        self.dirty = False
+        self.dirty = self.kept_out = False
         self._heap: list[tuple[Key, Entry]] = []
         domain.lanes.append(self)
 

@@ -32,6 +32,7 @@ from gateway.config import PlacingSettings
 from gateway.routing.caches import Caches
 from gateway.routing.costs import Bonds, Full, cheapest, home
 from gateway.routing.entries import Entry, Option
+from gateway.routing.keeping import LOOK_AGAIN_S, Keeper
 from gateway.routing.lanes import Domain, Lane, Lanes
 from gateway.routing.layouts import Layouts
 from gateway.routing.prefixes import Chain
@@ -51,12 +52,14 @@ class Placer:
         self._times = Times(self._entries)
         self._new: list[Entry] = []  # who waits and is in no lane yet
         self._lanes = Lanes()
+        self._keeper = Keeper()
         self.caches = Caches()
         self.prefixes, self.blocks = self.caches.prefixes, self.caches.blocks
         self._rates_seen = 0
         self._better = 0  # rooms that may hold what they could not
         self._closed = 0  # rooms that began to rest: nobody waits for one of them alone
         self._restructured = False
+        self._again = False  # time alone may have changed what is kept
 
     def __repr__(self) -> str:
         return f"<Placer {len(self._entries)} waiting for {len(self._rooms)} backends>"
@@ -81,6 +84,8 @@ class Placer:
             if before.accepting and not view.accepting:
                 self._closed |= room.bit
             changed, better = room.update(view, headroom_ratio)
+            if view.epoch != before.epoch:
+                room.returns.clear()
             if changed or view.epoch != before.epoch or view.caches != before.caches:
                 self._restructured = self._restructured or changed
                 self.caches.changed(room, before)
@@ -94,7 +99,7 @@ class Placer:
 
     def add(self, waiter: Waiter, now_s: float) -> list[Decision]:
         """A request arrives. The decisions that follow; if none is about it, it waits."""
-        self.blocks.expire(now_s)
+        self._turn_to(now_s)
         if self._restructured:
             self.put([waiter])
             return self.decide(now_s)
@@ -104,6 +109,7 @@ class Placer:
         if refusal is not None:
             return [refusal] if nobody_waits else [refusal, *self.decide(now_s)]
         bonds = self.caches.bonds(entry)
+        self._keeper.closed, self._keeper.off = 0, False
         if nobody_waits:
             chosen = self._look_around(entry, bonds, now_s)
             if chosen is not None and entry.lanes_mask == entry.mask:
@@ -111,7 +117,9 @@ class Placer:
                 domain.book(entry)
                 return [self._place(entry, *chosen, domain)]
             self._hold_back(entry, now_s)
-            self._push(entry).dirty = False  # it was looked at just now
+            lane = self._push(entry)
+            lane.dirty = False  # it was looked at just now
+            self._note_stop(lane)
             return []
         if bonds is not None and bonds.matched:
             self._look_around(entry, bonds, now_s)
@@ -136,7 +144,7 @@ class Placer:
 
     def decide(self, now_s: float) -> list[Decision]:
         """Decisions on all who wait; who is not mentioned waits on."""
-        self.blocks.expire(now_s)
+        self._turn_to(now_s)
         decisions: list[Decision] = []
         if self._restructured:
             self._restructure(decisions, now_s)
@@ -144,6 +152,7 @@ class Placer:
             self._expire(now_s, decisions)
             self._release(now_s)
         if self._entries:
+            self._again = self._times.again(now_s)
             for domain in self._lanes.domains():
                 if not domain.idle:
                     self._serve(domain, decisions)
@@ -164,12 +173,16 @@ class Placer:
         if room is not None:
             self.caches.counted(room.bit, guessed_tokens, cached_tokens, answers)
 
+    def left(self, name: str, tokens: int) -> None:
+        """A request is over that had begun to be answered; it leaves so many tokens of its own in the cache there."""
+        self._rooms[name].returns.left(tokens, self._keeper.now_s)
+
     def unanswered(self, name: str, chain: Chain, model: str, matched_tokens: int) -> None:
         """It was never answered: its prompt is not in the cache there."""
         self.caches.unanswered(self._rooms[name].bit, chain, model, matched_tokens)
 
     def _room(self, name: str) -> Room:
-        room = self._rooms[name] = Room(name, 1 << len(self._rooms))
+        room = self._rooms[name] = Room(name, 1 << len(self._rooms), self._settings.keep_ratio)
         self.blocks.room(name, room.bit)
         self._restructured = True
         return room
@@ -178,14 +191,25 @@ class Placer:
         """The cheapest room with room for a request that arrives. It is to wait for another one alone, if that is worth
         it for a while."""
         if bonds is None or not bonds.matched:
-            return cheapest(entry.options, 0, bonds)
+            return cheapest(entry.options, 0, self._keeper, bonds)
         full: Full = []
-        chosen = cheapest(entry.options, 0, bonds, full)
+        chosen = cheapest(entry.options, 0, self._keeper, bonds, full)
         found = home(entry.options, chosen, bonds, full) if full else None
         if found is not None:
             entry.lanes_mask, patience_s = found
             self._times.waits_for_one(entry, now_s + patience_s)
         return chosen
+
+    def _turn_to(self, now_s: float) -> None:
+        self._keeper.now_s = now_s
+        self.blocks.expire(now_s)
+
+    def _note_stop(self, lane: Lane) -> bool:
+        """The first of a lane was looked at and not placed. Was it kept out of a room it would fit into?"""
+        lane.kept_out = bool(self._keeper.stopped)
+        if lane.kept_out:
+            self._times.look_again(self._keeper.now_s + LOOK_AGAIN_S)
+        return lane.kept_out
 
     def _hold_back(self, entry: Entry, now_s: float) -> None:
         """Let shorter requests go first for a while."""
@@ -243,7 +267,8 @@ class Placer:
     def _serve(self, domain: Domain, decisions: list[Decision]) -> None:
         """Place the first of each lane of a domain as long as there is room, in the order of the queue."""
         domain.settle()
-        better, claimed = self._better, 0
+        better, claimed, keeper = self._better, 0, self._keeper
+        keeper.closed, again = 0, self._again
         order = [(domain.turn(lane), index) for index, lane in enumerate(domain.lanes) if lane.waiting]
         if len(order) > 1:
             heapq.heapify(order)
@@ -253,18 +278,26 @@ class Placer:
             if turn != domain.turn(lane):  # the others are to be served now
                 heapq.heappush(order, (domain.turn(lane), index))
                 continue
-            if not (lane.dirty or lane.mask & better):
-                claimed |= lane.mask
+            due = lane.kept_out and domain.is_due(lane)
+            if not (lane.dirty or lane.mask & better or due or (lane.kept_out and again)):
+                if lane.kept_out:
+                    keeper.closed |= lane.mask
+                else:
+                    claimed |= lane.mask
                 continue
             entry = lane.first()
+            keeper.stopped, keeper.off = 0, domain.is_due(lane)
             chosen = (
-                cheapest(entry.options, claimed | ~lane.mask, self.caches.bonds(entry))
+                cheapest(entry.options, claimed | ~lane.mask, keeper, self.caches.bonds(entry))
                 if lane.mask & ~claimed
                 else None
             )
             if chosen is None:
-                claimed |= lane.mask
                 lane.dirty = False
+                if self._note_stop(lane):
+                    keeper.closed |= lane.mask
+                else:
+                    claimed |= lane.mask
                 continue
             lane.drop(entry, served=True)
             del self._entries[entry.waiter.sequence]
@@ -276,11 +309,26 @@ class Placer:
     def _place(self, entry: Entry, option: Option, room: Room, domain: Domain) -> Placed:
         need = option.need
         matched_tokens = entry.matched.get(room.bit, 0) if entry.matched else 0
+        shared_tokens = self._return(entry, room, need.prompt_tokens, matched_tokens)
         room.place(need, matched_tokens)
         domain.serve(entry)
         self.caches.placed(entry, room, need.prompt_tokens, matched_tokens)
         offer = option.offers[option.places[room.bit]]
-        return Placed(entry.waiter.sequence, offer, need, entry.tag or 0.0, matched_tokens, entry.chain)
+        own_tokens = need.prompt_tokens - shared_tokens
+        return Placed(entry.waiter.sequence, offer, need, entry.tag or 0.0, matched_tokens, entry.chain, own_tokens)
+
+    def _return(self, entry: Entry, room: Room, prompt_tokens: int, matched_tokens: int) -> int:
+        """Somebody is placed in a room: perhaps it is one that was expected back there. Tokens that others hold."""
+        shared_tokens = 0
+        if room.held is not None and entry.chain:
+            links = room.held.shared_links(entry.chain)
+            shared_tokens = entry.chain[links - 1][1] if links else 0
+        returns = room.returns
+        if matched_tokens > shared_tokens:
+            returns.taken_up(matched_tokens - shared_tokens, self._keeper.now_s)
+        if entry.seen_tokens is not None:
+            returns.asked(prompt_tokens, entry.seen_tokens)
+        return shared_tokens
 
     def _options(self, entry: Entry) -> Refused | None:
         """Look up where the request may go, or say why it can go nowhere."""
@@ -295,5 +343,7 @@ class Placer:
         if entry.chain or waiter.blocks:
             entry.matched_at = -1
             self.caches.match(entry)
-            entry.tokens = max(1, waiter.groups[0].need.prompt_tokens - max(entry.matched.values(), default=0))
+            matched_tokens = max(entry.matched.values(), default=0)
+            entry.tokens = max(1, waiter.groups[0].need.prompt_tokens - matched_tokens)
+            entry.seen_tokens = max(matched_tokens, self.prefixes.seen(entry.chain))
         return None

@@ -29,6 +29,9 @@ LEAST_TRUST = 0.01  # never so low that nothing more is sent to find out
 LEAST_CHECKED_TOKENS = 256
 
 MOST_SESSIONS = 8192
+# Links that no cache has any more are remembered, so many for each that one has, and no fewer than the least.
+GONE_LINKS = 4
+LEAST_GONE_LINKS = 16384
 
 
 def thinned(chain: Chain, model: str) -> Chain:
@@ -67,6 +70,7 @@ class PrefixIndex:
     def __init__(self) -> None:
         self._shelves: dict[int, _Shelf] = {}
         self._holders: dict[int, int] = {}  # mask of the backends that have a link
+        self._gone: OrderedDict[int, None] = OrderedDict()  # links that nobody has any more, oldest first
         self._sessions: OrderedDict[str, tuple[int, int]] = OrderedDict()
         self._answers = 0  # links of answers are negative, those of prompts are not
         self.changes = 0  # goes up whenever a look-up may find something else
@@ -92,6 +96,14 @@ class PrefixIndex:
                 left ^= here
                 found.update(dict.fromkeys(bits_of(here), tokens))
         return found
+
+    def seen(self, chain: Chain) -> int:
+        """Tokens of ``chain`` that were placed somewhere before, whether a backend has them still or not."""
+        holders, gone = self._holders, self._gone
+        for link, tokens in reversed(chain):
+            if link in holders or link in gone:
+                return tokens
+        return 0
 
     def add(self, bit: int, chain: Chain) -> None:
         """The prompt of ``chain`` will be in that backend's cache."""
@@ -204,6 +216,11 @@ class PrefixIndex:
             self._holders[link] = left
         else:
             self._holders.pop(link, None)
+            if link >= 0:  # no answer's
+                self._gone[link] = None
+                self._gone.move_to_end(link)
+                if len(self._gone) > max(LEAST_GONE_LINKS, GONE_LINKS * len(self._holders)):
+                    self._gone.popitem(last=False)
 
 
 @lru_cache(maxsize=1024)

@@ -9,6 +9,7 @@ from collections.abc import Collection
 from math import inf
 from typing import NamedTuple
 
+from gateway.routing.returns import Returns
 from gateway.types import BackendView, Health, LoadView, Need
 
 # A stand-in until some backend's own is learned.
@@ -46,7 +47,8 @@ class Room:
 
     ``gone``: nothing will be placed here until somebody acts. ``open``: requests may be placed here now. ``drips``: it
     is open and nothing runs or waits here. ``spare`` blocks are left for placing, none if it is not open. ``size`` and
-    blocks are 0 where ``known`` is false. ``held`` tells which prompt beginnings requests in flight hold here.
+    blocks are 0 where ``known`` is false. ``held`` tells which prompt beginnings requests in flight hold here,
+    ``returns`` what others left here; at most ``most_kept`` blocks are kept for those who left it (``keeping``).
 
     The cost in seconds of a request of so many uncached prompt tokens, output tokens and blocks is
     ``base_s + tokens × work_s + output × output_s + barrier_s ÷ (rest − blocks)``; the last is the barrier
@@ -57,13 +59,15 @@ class Room:
 
     __slots__ = (
         "barrier_s", "base_s", "bit", "capacity", "drips", "engine_capacity", "gone", "held", "idle", "in_flight",
-        "known", "later_s", "limit", "name", "open", "others", "output_s", "pending_tokens", "reserved", "rest", "size",
-        "spare", "structure", "token_s", "trial", "view", "windows", "work_s",
+        "keep_ratio", "known", "later_s", "limit", "most_kept", "name", "open", "others", "output_s", "pending_tokens",
+        "reserved", "rest", "returns", "size", "spare", "structure", "token_s", "trial", "view", "windows", "work_s",
     )  # fmt: skip
 
-    def __init__(self, name: str, bit: int) -> None:
+    def __init__(self, name: str, bit: int, keep_ratio: float = 0.0) -> None:
         self.name = name
         self.bit = bit
+        self.keep_ratio = keep_ratio
+        self.returns = Returns()
         self.structure: tuple[object, ...] = ()
         self.windows: object = None
         self.open = self.idle = False
@@ -103,6 +107,7 @@ class Room:
         self.known, self.size, self.engine_capacity = known, size, engine_capacity
         self.held = kv.held if kv is not None else None
         self.capacity, self.reserved, self.limit = capacity, reserved, limit
+        self.most_kept = self.keep_ratio * limit if view.caches else 0.0
         self.in_flight = view.in_flight
         self.pending_tokens = view.pending_prompt_tokens
         self._weigh(output=doubted)  # else it stays until all are compared: output's pace moves with the load

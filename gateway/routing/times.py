@@ -12,7 +12,7 @@ from collections.abc import Iterator, Mapping
 from gateway.routing.entries import Entry
 
 # How often a request's own uncached tokens count while it is held back for shorter ones.
-SHORT_FIRST = 32.0
+SHORT_FIRST = 64.0
 # Times noted for requests that have left are swept out when there are so many of them.
 MOST_STALE = 256
 
@@ -28,6 +28,7 @@ class Times:
         self._deadlines: Ends = []
         self._homes: Ends = []
         self._handicaps: Ends = []
+        self._again_s: float | None = None
 
     def __repr__(self) -> str:
         return f"<Times {len(self)} of {len(self._entries)} waiting>"
@@ -53,6 +54,18 @@ class Times:
         entry.handicap = SHORT_FIRST * entry.tokens
         heapq.heappush(self._handicaps, (until_s, entry.waiter.sequence))
 
+    def look_again(self, at_s: float) -> None:
+        """Somebody waits for what time alone may change: look again then, if not before."""
+        if self._again_s is None:
+            self._again_s = at_s
+
+    def again(self, now_s: float) -> bool:
+        """Whether that time has come. It is forgotten then."""
+        if self._again_s is None or self._again_s > now_s:
+            return False
+        self._again_s = None
+        return True
+
     def next_s(self) -> float | None:
         """The first time to come; ``None`` if nobody waits."""
         firsts: Ends = []
@@ -60,7 +73,10 @@ class Times:
             while ends and ends[0][1] not in self._entries:
                 heapq.heappop(ends)
             firsts += ends[:1]
-        return min(firsts)[0] if firsts else None
+        if not firsts:
+            return None
+        first_s = min(firsts)[0]
+        return first_s if self._again_s is None else min(first_s, self._again_s)
 
     def come(self, now_s: float) -> bool:
         """Whether any of these times has come."""

@@ -12,6 +12,7 @@ from routing_views import backend, offer
 from gateway.fleet.held import Held
 from gateway.routing.costs import LEAST_SAVED_S, MOST_PATIENCE_S, PATIENCE, Bonds, Full, cheapest, home
 from gateway.routing.entries import Option
+from gateway.routing.keeping import Keeper
 from gateway.routing.rooms import FULL_S, Room
 from gateway.types import KvView, Need
 
@@ -146,14 +147,14 @@ def plain_home(
 @given(scenes())
 def test_the_cheapest_room_is_that_of_the_rules(scene: tuple[tuple[Option, ...], Bonds, int]) -> None:
     options, bonds, claimed = scene
-    assert cheapest(options, claimed, bonds) == plainly_cheapest(options, claimed, bonds)
+    assert cheapest(options, claimed, Keeper(), bonds) == plainly_cheapest(options, claimed, bonds)
     free = Bonds({}, {})
-    assert cheapest(options, claimed) == plainly_cheapest(options, claimed, free)
+    assert cheapest(options, claimed, Keeper()) == plainly_cheapest(options, claimed, free)
 
 
 @given(scenes())
 def test_the_room_worth_waiting_for_is_that_of_the_rules(scene: tuple[tuple[Option, ...], Bonds, int]) -> None:
     options, bonds, _ = scene
     full: Full = []
-    chosen = cheapest(options, 0, bonds, full)
+    chosen = cheapest(options, 0, Keeper(), bonds, full)
     assert home(options, chosen, bonds, full) == plain_home(options, chosen, bonds)
