@@ -108,7 +108,7 @@ class Gateway:
             self._rates[backend].generated(outcome.output_tokens - 1, now_s - sent.first_s, sent.trial)
         matched = sent.placed.matched_tokens
         self._placer.answered(str(backend), outcome.output_tokens, matched, outcome.cached_tokens)
-        self._placer.left(str(backend), sent.placed.own_tokens + outcome.output_tokens)
+        self._placer.left(str(backend), sent.placed.own_tokens + outcome.output_tokens, now_s)
         budget = budget_tokens(sent.placed.offer, sent.placed.need.prompt_tokens)
         self._lengths.note(MODEL, sent.waiter.flow, outcome.output_tokens, outcome.output_tokens < budget)
         self._decide(now_s)

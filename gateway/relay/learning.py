@@ -40,9 +40,9 @@ class Learner:
             ended = each_tokens < budget_tokens(offer, need.prompt_tokens)
             self._lengths.note(waiter.model, waiter.flow, each_tokens, ended)
 
-    def left(self, offer: Offer, tokens: int) -> None:
+    def left(self, offer: Offer, tokens: int, now_s: float) -> None:
         """A request that had begun to be answered is over: so many tokens of its own stay in the cache there."""
-        self._placer.left(offer.backend, tokens)
+        self._placer.left(offer.backend, tokens, now_s)
 
     def broken_off(
         self, waiter: Waiter, offer: Offer, need: Need, matched_tokens: int, begun: bool, grown_tokens: int

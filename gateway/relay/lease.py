@@ -124,7 +124,8 @@ class Lease:
             self._reservation.release()
             grown_tokens = self._reservation.grown_tokens
             if self._begun or self._finished:
-                self._learner.left(self.offer, self._own_tokens + max(grown_tokens, self._output_tokens))
+                tokens = self._own_tokens + max(grown_tokens, self._output_tokens)
+                self._learner.left(self.offer, tokens, asyncio.get_running_loop().time())
             if not self._finished:
                 self._learner.broken_off(
                     self._waiter, self.offer, self._need, self._matched_tokens, self._begun, grown_tokens

@@ -37,9 +37,11 @@ class Keeper:
 
     def stops(self, room: Room, new_tokens: int, prompt_tokens: int, blocks: int) -> bool:
         """Whether a prompt that would fit into ``room`` with so many ``blocks`` must stay out of it for now."""
-        if self.off or new_tokens < LEAST_NEW_TOKENS or not room.most_kept or room.drips:
+        if self.off or new_tokens < LEAST_NEW_TOKENS or room.drips:
             return False
         if not room.bit & self.closed:
+            if not room.most_kept:
+                return False
             part = new_tokens / prompt_tokens
             kept = part * room.most_kept
             if blocks + kept <= room.spare:
@@ -51,3 +53,8 @@ class Keeper:
                 return False
         self.stopped |= room.bit
         return True
+
+
+def kept_blocks(room: Room, now_s: float) -> float:
+    """Blocks that are kept there now from a small prompt of which nothing is cached; 0 where the cache is unknown."""
+    return min(room.most_kept, room.returns.expected_tokens(now_s) / room.size) if room.most_kept else 0.0

@@ -209,7 +209,8 @@ class Lane:
         self.waiting -= 1
         entry.lane = None
         self.domain.leave(entry, served)
-        self.dirty = self.dirty or was_first
+        if was_first:
+            self.dirty, self.kept_out = True, False
         return was_first
 
     def sort(self) -> None:

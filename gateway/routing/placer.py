@@ -32,7 +32,7 @@ from gateway.config import PlacingSettings
 from gateway.routing.caches import Caches
 from gateway.routing.costs import Bonds, Full, cheapest, home
 from gateway.routing.entries import Entry, Option
-from gateway.routing.keeping import LOOK_AGAIN_S, Keeper
+from gateway.routing.keeping import LOOK_AGAIN_S, Keeper, kept_blocks
 from gateway.routing.lanes import Domain, Lane, Lanes
 from gateway.routing.layouts import Layouts
 from gateway.routing.prefixes import Chain
@@ -173,9 +173,17 @@ class Placer:
         if room is not None:
             self.caches.counted(room.bit, guessed_tokens, cached_tokens, answers)
 
-    def left(self, name: str, tokens: int) -> None:
+    def left(self, name: str, tokens: int, now_s: float) -> None:
         """A request is over that had begun to be answered; it leaves so many tokens of its own in the cache there."""
-        self._rooms[name].returns.left(tokens, self._keeper.now_s)
+        self._rooms[name].returns.left(tokens, now_s)
+
+    def kept_blocks(self, now_s: float) -> dict[str, float]:
+        """Blocks that each backend keeps now from a prompt of which nothing is cached, where its cache is known."""
+        return {room.name: kept_blocks(room, now_s) for room in self._rooms.values() if room.known}
+
+    def kept_out(self) -> int:
+        """How many wait first of those for the same backends, and would fit, but must leave room to others."""
+        return sum(lane.kept_out for domain in self._lanes.domains() for lane in domain.lanes)
 
     def unanswered(self, name: str, chain: Chain, model: str, matched_tokens: int) -> None:
         """It was never answered: its prompt is not in the cache there."""
@@ -206,9 +214,9 @@ class Placer:
 
     def _note_stop(self, lane: Lane) -> bool:
         """The first of a lane was looked at and not placed. Was it kept out of a room it would fit into?"""
-        lane.kept_out = bool(self._keeper.stopped)
+        lane.kept_out = bool(self._keeper.stopped & lane.mask)
         if lane.kept_out:
-            self._times.look_again(self._keeper.now_s + LOOK_AGAIN_S)
+            self._times.look_again(self._keeper.now_s, LOOK_AGAIN_S)
         return lane.kept_out
 
     def _hold_back(self, entry: Entry, now_s: float) -> None:
@@ -267,7 +275,7 @@ class Placer:
     def _serve(self, domain: Domain, decisions: list[Decision]) -> None:
         """Place the first of each lane of a domain as long as there is room, in the order of the queue."""
         domain.settle()
-        better, claimed, keeper = self._better, 0, self._keeper
+        better, claimed, keeper, rank = self._better, 0, self._keeper, -1
         keeper.closed, again = 0, self._again
         order = [(domain.turn(lane), index) for index, lane in enumerate(domain.lanes) if lane.waiting]
         if len(order) > 1:
@@ -278,6 +286,8 @@ class Placer:
             if turn != domain.turn(lane):  # the others are to be served now
                 heapq.heappush(order, (domain.turn(lane), index))
                 continue
+            if turn[0] != rank:  # another class: it passes nobody of those before
+                rank, claimed = turn[0], claimed | keeper.closed
             due = lane.kept_out and domain.is_due(lane)
             if not (lane.dirty or lane.mask & better or due or (lane.kept_out and again)):
                 if lane.kept_out:
@@ -294,8 +304,11 @@ class Placer:
             )
             if chosen is None:
                 lane.dirty = False
+                claimed_all = not lane.kept_out
                 if self._note_stop(lane):
                     keeper.closed |= lane.mask
+                    if claimed_all:
+                        better |= lane.mask  # who was held up by its claim may be let in now
                 else:
                     claimed |= lane.mask
                 continue
@@ -314,7 +327,7 @@ class Placer:
         domain.serve(entry)
         self.caches.placed(entry, room, need.prompt_tokens, matched_tokens)
         offer = option.offers[option.places[room.bit]]
-        own_tokens = need.prompt_tokens - shared_tokens
+        own_tokens = max(0, need.prompt_tokens - shared_tokens)
         return Placed(entry.waiter.sequence, offer, need, entry.tag or 0.0, matched_tokens, entry.chain, own_tokens)
 
     def _return(self, entry: Entry, room: Room, prompt_tokens: int, matched_tokens: int) -> int:
@@ -326,7 +339,7 @@ class Placer:
         returns = room.returns
         if matched_tokens > shared_tokens:
             returns.taken_up(matched_tokens - shared_tokens, self._keeper.now_s)
-        if entry.seen_tokens is not None:
+        if entry.seen_tokens is not None and entry.waiter.tag is None:  # a retry tells nothing of who returns
             returns.asked(prompt_tokens, entry.seen_tokens)
         return shared_tokens
 

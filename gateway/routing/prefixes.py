@@ -129,7 +129,7 @@ class PrefixIndex:
         shelf = self._shelf(bit)
         for link, tokens in chain:
             if tokens > from_tokens and link in shelf.links:
-                self._drop(bit, shelf, link)
+                self._drop(bit, shelf, link, known=False)
 
     def occupy(self, bit: int, tokens: int) -> None:
         """So many tokens of answers went into that backend's cache, too."""
@@ -208,7 +208,7 @@ class PrefixIndex:
         while shelf.tokens > shelf.capacity_tokens and shelf.links:
             self._drop(bit, shelf, next(iter(shelf.links)))
 
-    def _drop(self, bit: int, shelf: _Shelf, link: int) -> None:
+    def _drop(self, bit: int, shelf: _Shelf, link: int, known: bool = True) -> None:
         self.changes += 1
         shelf.tokens -= shelf.links.pop(link)
         left = self._holders.get(link, 0) & ~bit
@@ -216,10 +216,11 @@ class PrefixIndex:
             self._holders[link] = left
         else:
             self._holders.pop(link, None)
-            if link >= 0:  # no answer's
+            if known and link >= 0:  # no answer's
                 self._gone[link] = None
                 self._gone.move_to_end(link)
-                if len(self._gone) > max(LEAST_GONE_LINKS, GONE_LINKS * len(self._holders)):
+                over = len(self._gone) - max(LEAST_GONE_LINKS, GONE_LINKS * len(self._holders))
+                for _ in range(min(2, over)):  # two for one: it shrinks when caches do, and not at once
                     self._gone.popitem(last=False)
 
 
