@@ -38,6 +38,7 @@ from gateway.observe.gauges import (
     counting_gauges,
     fleet_gauges,
     gpu_gauges,
+    keeping_gauges,
     kv_event_gauges,
     learned_gauges,
     queue_gauges,
@@ -267,6 +268,7 @@ class App:
     def _gauges(self) -> Iterator[Gauge]:
         yield from fleet_gauges(self.fleet.records())
         yield from queue_gauges(self.gate.stats())
+        yield from keeping_gauges(self.gate.kept_blocks())
         yield from kv_event_gauges(self.kv_events.records())
         yield from learned_gauges(self.gate.expected_output_tokens())
         yield from counting_gauges(self.counter.kept_bytes() | {"bodies": bodies.kept_bytes()})

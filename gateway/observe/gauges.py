@@ -121,6 +121,8 @@ def queue_gauges(stats: Mapping[str, float]) -> Iterator[Gauge]:
     yield Gauge("queue_requests", "Requests waiting for a place.", stats["waiting_requests"])
     yield Gauge("queue_bytes", "Bytes of their bodies.", stats["waiting_bytes"])
     yield Gauge("queue_tokens", "Prompt tokens of theirs.", stats["waiting_tokens"])
+    text = "Requests first in line for some backends that would fit, but leave room to conversations about to return."
+    yield Gauge("queue_kept_out", text, stats["kept_out_requests"])
     text = "Prompt tokens that were expected to be cached, of answers that tell."
     yield Gauge("prefix_expected_tokens", text, stats["prefix_expected_tokens"])
     text = "Those of them that were."
@@ -129,6 +131,13 @@ def queue_gauges(stats: Mapping[str, float]) -> Iterator[Gauge]:
     yield Gauge("prefix_reported_expected_tokens", text, stats["reported_expected_tokens"])
     text = "Those of them that were."
     yield Gauge("prefix_reported_confirmed_tokens", text, stats["reported_confirmed_tokens"])
+
+
+def keeping_gauges(kept_blocks: Mapping[str, int]) -> Iterator[Gauge]:
+    """What is kept of each backend's cache for conversations about to return."""
+    for backend, blocks in kept_blocks.items():
+        text = "KV blocks kept from prompts that are not cached, for conversations about to return."
+        yield Gauge("backend_kept_blocks", text, blocks, (("backend", backend),))
 
 
 KNOWN = {Knowledge.NONE: 0.0, Knowledge.PARTIAL: 0.5, Knowledge.EXACT: 1.0}

@@ -127,8 +127,9 @@ class Gate:
         self.wake()
 
     def stats(self) -> dict[str, float]:
-        """Now: requests, bytes and prompt tokens waiting, the longest wait, leases held. Ever: placed, placed after
-        waiting, refused; of answers that tell how much of their prompt was cached, what was expected to be and was.
+        """Now: requests, bytes and prompt tokens waiting, those first in line that are kept out though they would fit,
+        the longest wait, leases held. Ever: placed, placed after waiting, refused; of answers that tell how much of
+        their prompt was cached, what was expected to be and was.
 
         ``drain_rate`` is placements out of the queue a second, 0 before there were two.
         """
@@ -136,6 +137,7 @@ class Gate:
             "waiting_requests": len(self._queue),
             "waiting_bytes": self._queue.bytes,
             "waiting_tokens": self._queue.tokens,
+            "kept_out_requests": self._placer.kept_out(),
             "oldest_wait_s": self._queue.oldest_wait_s(asyncio.get_running_loop().time()) if self._queue else 0.0,
             "leases": self._leases,
             "placed_requests": self._placed,
@@ -147,6 +149,14 @@ class Gate:
             "reported_confirmed_tokens": self.blocks.confirmed_tokens,
             "drain_rate": self._rate.per_s,
         }
+
+    def kept_blocks(self) -> dict[str, int]:
+        """KV blocks kept now for conversations about to return, by backend, where its cache is known."""
+        kept: dict[str, float] = {}
+        for name, blocks in self._placer.kept_blocks(asyncio.get_running_loop().time()).items():
+            backend = self._fleet.backend(name).name  # of an engine that is a place of its own
+            kept[backend] = kept.get(backend, 0.0) + blocks
+        return {name: round(blocks) for name, blocks in kept.items()}
 
     @property
     def blocks(self) -> BlockIndex:

@@ -9,6 +9,7 @@ from gateway.observe.gauges import (
     counting_gauges,
     fleet_gauges,
     gpu_gauges,
+    keeping_gauges,
     kv_event_gauges,
     learned_gauges,
     queue_gauges,
@@ -90,10 +91,10 @@ GPUS = GpuReading((Gpu(0, "GPU-1", "L4", 3, 1, 2, 0.5, 60.0, "8.9", (GpuProcess(
 
 def every_gauge() -> list[Gauge]:
     """What a gateway exports that knows all there is to know."""
-    waiting = {"waiting_requests": 0, "waiting_bytes": 0, "waiting_tokens": 0}
+    waiting = {"waiting_requests": 0, "waiting_bytes": 0, "waiting_tokens": 0, "kept_out_requests": 0}
     prefixes = {"prefix_expected_tokens": 0, "prefix_confirmed_tokens": 0}
     prefixes |= {"reported_expected_tokens": 0, "reported_confirmed_tokens": 0}
-    queue = queue_gauges(waiting | prefixes)
+    queue = [*queue_gauges(waiting | prefixes), *keeping_gauges({"one": 1})]
     learned = [*learned_gauges({"m": 900}), *counting_gauges({"bodies": 1})]
     return [*fleet_gauges([RECORD]), *queue, *kv_event_gauges([EVENTS]), *learned, *gpu_gauges(GPUS)]
 

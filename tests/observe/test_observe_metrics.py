@@ -60,7 +60,7 @@ def test_count_errors_are_told_by_direction_and_size() -> None:
 
 
 def test_the_queue_is_read_from_the_gates_own_numbers() -> None:
-    stats = {"waiting_requests": 2, "waiting_bytes": 99, "waiting_tokens": 7}
+    stats = {"waiting_requests": 2, "waiting_bytes": 99, "waiting_tokens": 7, "kept_out_requests": 1}
     stats |= {"prefix_expected_tokens": 500, "prefix_confirmed_tokens": 480}
     stats |= {"reported_expected_tokens": 300, "reported_confirmed_tokens": 299}
     gauges = {gauge.name: gauge.value for gauge in queue_gauges(stats)}
@@ -68,6 +68,7 @@ def test_the_queue_is_read_from_the_gates_own_numbers() -> None:
         "queue_requests": 2,
         "queue_bytes": 99,
         "queue_tokens": 7,
+        "queue_kept_out": 1,
         "prefix_expected_tokens": 500,
         "prefix_confirmed_tokens": 480,
         "prefix_reported_expected_tokens": 300,
