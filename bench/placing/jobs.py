@@ -28,6 +28,8 @@ Make = Callable[[Lab, bool], Placer]
 
 
 ALL_BLOCKS = 1 << 20
+# Who is not placed in 5 s is refused, but for batches, which have time.
+STRICT = PlacingSettings(queue_timeout_s=5.0, class_timeouts_s={"low": 300.0})
 
 
 def _picker(name: str, lab: Lab, most_blocks: int = ALL_BLOCKS, *, events: bool = False) -> EndpointPicker:
@@ -50,6 +52,7 @@ PLACERS: dict[str, Make] = {
     "picker-precise": lambda lab, told: AtOnce(lab, _picker("picker, KV events", lab, events=True), told),
     "picker-flow": lambda lab, told: FlowControl(lab, _picker("picker, tuned", lab), told),
     "kvgate": lambda lab, told: Gateway(lab, PlacingSettings()),
+    "kvgate-strict": lambda lab, told: Gateway(lab, STRICT, "kvgate, 5 s"),
 }
 
 

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from bench.placing.lab import Lab
 from bench.placing.terms import Outcome
 from bench.placing.traffic import BLOCK_TOKENS, Request
-from gateway.config import PlacingSettings
+from gateway.config import PRIORITIES, PlacingSettings
 from gateway.fleet.capacity import KvCapacity
 from gateway.fleet.ledger import Ledger
 from gateway.fleet.rates import Rates
@@ -42,14 +42,15 @@ class _Sent:
 class Gateway:
     """Holds requests back until there is room, in turn between keys."""
 
-    name = "kvgate"
     scrape_s = 1.0
     lazy = False
     retries = True
 
-    def __init__(self, lab: Lab, settings: PlacingSettings) -> None:
+    def __init__(self, lab: Lab, settings: PlacingSettings, name: str = "kvgate") -> None:
+        self.name = name
         self._lab = lab
         self._settings = settings
+        self._timeouts_s = [settings.class_timeouts_s.get(rank, settings.queue_timeout_s) for rank in PRIORITIES]
         self._placer = Placer(settings)
         self._lengths = OutputLengths()
         self._ledgers = [Ledger() for _ in lab.seen]
@@ -76,14 +77,15 @@ class Gateway:
             self._lab.refuse(request, now_s)
             return
         flow = request.session.key
+        rank = LOW if request.session.kind.name == "batch" else NORMAL
         expected_tokens = self._lengths.expected(MODEL, flow, self._settings.output_quantile)
         waiter = Waiter(
             sequence=request.number,
             arrived_s=now_s,
-            deadline_s=now_s + self._settings.queue_timeout_s,
+            deadline_s=now_s + self._timeouts_s[rank],
             groups=groups_of(offers, length, 1, self._settings, expected_tokens),
             model=MODEL,
-            rank=LOW if request.session.kind.name == "batch" else NORMAL,
+            rank=rank,
             flow=flow,
             session=str(request.session.number),
             chain=_chain(request),

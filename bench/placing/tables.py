@@ -63,7 +63,7 @@ def flooded(with_flood: Sequence[Figures], without: Sequence[Figures], *, markdo
 def verdict(found: Sequence[Figures]) -> list[Goal]:
     """Ours against the best baseline of each figure; empty if ours or every baseline is missing."""
     ours = next((item for item in found if item.policy == OURS), None)
-    others = [item for item in found if item.policy != OURS]
+    others = [item for item in found if not item.policy.startswith(OURS)]
     if ours is None or not others:
         return []
     strongest = max(others, key=lambda item: item.goodput)
