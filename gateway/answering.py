@@ -13,7 +13,14 @@ from gateway.api.errors import StreamPlace, sse_error
 from gateway.api.rewrite import upstream_body
 from gateway.api.upstream_errors import client_error, error_event, event_error, is_full, read_error, read_overflow
 from gateway.config import Settings
-from gateway.exceptions import BackendBusy, BackendFailed, BackendTimeout, ContextOverflow, EngineGone
+from gateway.exceptions import (
+    BackendBusy,
+    BackendFailed,
+    BackendLost,
+    BackendTimeout,
+    ContextOverflow,
+    EngineGone,
+)
 from gateway.fleet.fleet import Fleet
 from gateway.headers import explained, forwarded
 from gateway.observe.metrics import Metrics
@@ -138,6 +145,8 @@ class Answering:
             lease.failed = True
             if isinstance(error, EngineGone):
                 self._fleet.look_soon(name)
+            elif isinstance(error, BackendLost):
+                pass  # the looks found it out, and will find it well again
             elif isinstance(error, BackendBusy):
                 self._fleet.note_busy(name, lease.placed_s, error.full)
             else:
@@ -161,6 +170,7 @@ class Answering:
             forwarded(scope, lease, trace),
             upstream_body(ask, lease.offer) if ask.body else None,
             relay.first_byte_timeout_s if ask.stream else relay.answer_timeout_s,
+            self._fleet.pulse(lease.backend.name),
         )
         self._metrics.upstream_responses.labels(lease.backend.name, f"{response.status // 100}xx").inc()
         return response

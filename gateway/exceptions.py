@@ -125,6 +125,10 @@ class BackendTimeout(BackendFailed):
     code = "backend_timeout"
 
 
+class BackendLost(BackendFailed):
+    """A backend is down, and has not said a word for a while: nobody knows whether it still works on the request."""
+
+
 class BackendBusy(BackendFailed):
     """Every backend asked answered 503: its own queue limit (``full``), or it is only just starting."""
 

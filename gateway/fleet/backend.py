@@ -14,6 +14,7 @@ from gateway.fleet.engines import Engines
 from gateway.fleet.hits import Verdict
 from gateway.fleet.looking import Looker
 from gateway.fleet.metrics_text import Reading
+from gateway.fleet.pulse import Pulse
 from gateway.fleet.rates import Rates
 from gateway.fleet.records import BackendRecord, EngineRecord, ModelRecord, kv_record
 from gateway.fleet.reservation import Reservation
@@ -38,6 +39,7 @@ class WatchedBackend:
     ``on_touch`` with a target whenever its ``view`` would tell placing something new, and whether time alone will, too;
     ``on_load`` if its ``load`` tells it all. ``on_verdict`` is told what the prefix-cache counters made of guesses.
     ``certain``: as for a ``Ledger``. ``rounds``: requests placed so far on it and its peers, by their number.
+    ``hang_s``: how long it may say nothing before it is taken for lost.
     """
 
     def __init__(
@@ -60,6 +62,9 @@ class WatchedBackend:
         self.targets = [Target(self, 0 if self.pinned else None)]
         self.rates = Rates()
         self.witness = Witness()
+        # A look takes so long at most, and so many in vain take a backend out.
+        self.hang_s = fleet.timeout_s * fleet.failures_to_open
+        self.pulse = Pulse(fleet.failures_to_open, self.hang_s, self.changed)
         self.looker = Looker(self, settings, fleet, clock, on_verdict)
         self.availability = Availability(self.name, fleet, clock, self.changed, self.looker.look_soon)
         self.tells_cached = False  # its answers tell the cached tokens of their prompts

@@ -28,14 +28,21 @@ ALL_METRICS = "/metrics"
 
 class ProbeFailed(Exception):
     """A backend did not say what was asked. ``refused``: nothing listens at its address. ``starting``: it says that it
-    is not ready yet. ``dead``: it says that its engine is. ``final``: asking again at once is of no use. ``check``:
-    what its operator should look at, a sentence or none."""
+    is not ready yet. ``dead``: it says that its engine is. ``final``: asking again at once is of no use. ``silent``:
+    nothing came back at all. ``check``: what its operator should look at, a sentence or none."""
 
     def __init__(
-        self, message: str, refused: bool = False, starting: bool = False, dead: bool = False, check: str = ""
+        self,
+        message: str,
+        refused: bool = False,
+        starting: bool = False,
+        dead: bool = False,
+        check: str = "",
+        silent: bool = False,
     ) -> None:
         super().__init__(message)
         self.check = check
+        self.silent = silent
         self.refused = refused
         self.starting = starting
         self.final = refused or starting or dead
@@ -193,10 +200,13 @@ class Probe:
                 finally:
                     await response.aclose()
         except (TimeoutError, httpx2.TimeoutException):
-            raise ProbeFailed(f"{name} did not answer within {self._timeout_s:g} s", check=SILENT) from None
+            said = f"{name} did not answer within {self._timeout_s:g} s"
+            raise ProbeFailed(said, check=SILENT, silent=True) from None
         except httpx2.ConnectError as error:
             cause = cause_of(error)
-            raise ProbeFailed(f"cannot connect: {cause.words}", refused=cause.may_come, check=cause.check) from None
+            raise ProbeFailed(
+                f"cannot connect: {cause.words}", refused=cause.may_come, check=cause.check, silent=cause.silent
+            ) from None
         except httpx2.RemoteProtocolError as error:
             raise ProbeFailed(f"{name}: {type(error).__name__}: {error}", check=SCHEME) from None
         except (httpx2.HTTPError, httpx2.StreamError, httpx2.InvalidURL, OSError, ValueError) as error:

@@ -15,6 +15,7 @@ from gateway.fleet.backend import WatchedBackend
 from gateway.fleet.hits import Verdict
 from gateway.fleet.models import Model, Models
 from gateway.fleet.peers import Peers
+from gateway.fleet.pulse import Pulse
 from gateway.fleet.records import BackendRecord
 from gateway.fleet.reservation import Reservation
 from gateway.fleet.targets import Target
@@ -177,6 +178,10 @@ class Fleet:
         age_s = item.age_s(_now())
         rank = None if target is None else target.rank
         return Backend(item.name, item.url, known.api_key, item.version, age_s, known.priority_scheduling, rank)
+
+    def pulse(self, name: str) -> Pulse:
+        """Whether anything is heard of a backend."""
+        return self._backends[name].pulse
 
     def siblings(self, name: str) -> frozenset[str]:
         """The targets of the server that a target belongs to, itself included. Raises ``KeyError``."""

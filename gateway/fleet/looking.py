@@ -6,7 +6,7 @@ import asyncio
 import contextlib
 import logging
 import random
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING
 from urllib.parse import urlsplit
 
@@ -16,6 +16,7 @@ from gateway.fleet.discovery import Probe, ProbeFailed
 from gateway.fleet.hits import Verdict
 from gateway.fleet.metrics_text import Reading
 from gateway.fleet.pace import Pace, Sight
+from gateway.fleet.pulse import DOUBT_AFTER_S
 from gateway.fleet.standing import START_S
 from gateway.fleet.troubles import Trouble
 
@@ -60,6 +61,7 @@ class Looker:
         self._began_s = 0.0
         self._moved = False  # something happened there between the last two readings
         self._paused = False
+        self._mute = False  # its metrics were not answered at the last look
         self._discover_at_s = 0.0
         self._discover_failures = 0
         self._told: set[str] = set()
@@ -116,12 +118,17 @@ class Looker:
     async def _discover(self) -> bool:
         """Read models and version. Returns whether the backend said which models it has."""
         backend, availability = self._backend, self._backend.availability
+        pulse = backend.pulse
         try:
-            cards = await self._probe.cards()
+            with self._listening():
+                cards = await self._probe.cards()
+            pulse.answered()
             if not await self._probe.alive():
                 raise ProbeFailed("its engine is dead: /health answers 503", dead=True)
         except ProbeFailed as error:
-            self._discover_failures += 1
+            self._note_silence(error)
+            if not error.silent:
+                self._discover_failures += 1
             # A server that was never there may be loading its model: vLLM listens only when it is done.
             awaited = error.refused and not backend.cards and self._clock() - self._began_s < START_S
             if availability.starting and error.refused and not awaited and not backend.cards:
@@ -129,8 +136,9 @@ class Looker:
             availability.starting = error.starting or awaited
             self._tell(error)
             self.error = str(error)
-            lost = error.final or self._discover_failures >= self._fleet.failures_to_open
-            if availability.reachable is None or lost:
+            lost = pulse.judge(self._clock())
+            gone = error.final or lost or self._discover_failures >= self._fleet.failures_to_open
+            if availability.reachable is None or gone:
                 availability.set_reachable(False)
             return False
         backend.version = await self._probe.version() or backend.version
@@ -148,6 +156,23 @@ class Looker:
         availability.set_reachable(True, again=self.scrapes > 0)
         return True
 
+    @contextlib.contextmanager
+    def _listening(self) -> Iterator[None]:
+        """Something is asked: notice if the answer is late."""
+        self._backend.pulse.asked(self._clock())
+        handle = asyncio.get_running_loop().call_later(DOUBT_AFTER_S, self._backend.pulse.overdue)
+        try:
+            yield
+        finally:
+            handle.cancel()
+
+    def _note_silence(self, error: ProbeFailed) -> None:
+        """A question was not answered as it should be: at all?"""
+        if error.silent:
+            self._backend.pulse.missed()
+        else:
+            self._backend.pulse.answered()
+
     def _tell(self, error: ProbeFailed) -> None:
         """Write into the log why it does not answer: each reason once until it does."""
         reason = str(error)
@@ -163,9 +188,15 @@ class Looker:
         backend = self._backend
         backend.engines.begin_scrape()
         started_s = self._clock()
+        # Of a server that answers all but its metrics, these say nothing.
+        listening = contextlib.nullcontext() if self._mute else self._listening()
         try:
-            reading = await self._probe.reading()
+            with listening:
+                reading = await self._probe.reading()
         except ProbeFailed as error:
+            if not self._mute:
+                self._note_silence(error)
+            self._mute = error.silent
             self.scrape_failures += 1
             backend.tell(backend.witness.failed(str(error), self._clock()))
             self.error = str(error)
@@ -173,6 +204,8 @@ class Looker:
             if error.refused:
                 backend.availability.set_reachable(False)
             return
+        self._mute = False
+        backend.pulse.answered()
         self.scrapes += 1
         self.error = None
         heard = backend.witness.read(reading, backend.engines.in_flight, started_s)
@@ -210,6 +243,8 @@ class Looker:
         backend = self._backend
         if not backend.availability.reachable:
             return Sight(failed=True)
+        if backend.pulse.misses:
+            return Sight(doubtful=True)
         if backend.witness.silent:
             return Sight()
         capacity, in_flight = backend.engines.capacity, backend.engines.in_flight

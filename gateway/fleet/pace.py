@@ -16,18 +16,20 @@ GROWTH = 1.5
 class Sight:
     """What a look found. ``busy``: requests of ours are there. ``kv_ratio``: reserved share of the cache, if known.
     ``waiting``: requests in the server's own queue. ``moved``: its gauges or counters are not what they were.
-    ``failed``: it did not answer, or not what was asked."""
+    ``failed``: it did not answer, or not what was asked. ``doubtful``: whether it still lives is the question."""
 
     busy: bool = False
     kv_ratio: float | None = None
     waiting: int | None = None
     moved: bool = False
     failed: bool = False
+    doubtful: bool = False
 
 
 class Pace:
-    """The pause between two looks: ``usual_s`` while something happens, ``fastest_s`` while room is scarce, and more
-    and more up to ``slowest_s`` while nothing does. Bounds that contradict ``usual_s`` give way to it."""
+    """The pause between two looks: ``usual_s`` while something happens, ``fastest_s`` while room is scarce or the
+    backend in doubt, and more and more up to ``slowest_s`` while nothing does. Bounds that contradict ``usual_s`` give
+    way to it."""
 
     __slots__ = ("_fastest_s", "_last_s", "_slowest_s", "_usual_s")
 
@@ -44,6 +46,9 @@ class Pace:
 
     def pause_s(self, sight: Sight, took_s: float) -> float:
         """Seconds until the next look, after one that took ``took_s``."""
+        if sight.doubtful:  # a server that answers nothing has no work with a look
+            self._last_s = self._usual_s
+            return self._fastest_s
         scarce = bool(sight.waiting) or (sight.kv_ratio is not None and sight.kv_ratio >= NEARLY_FULL)
         if sight.failed:
             pause_s = self._usual_s

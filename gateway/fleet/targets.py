@@ -101,7 +101,10 @@ class Target:
         accepts = closed or (not self.rank and breaker.accepts(now_s))
         accepts = accepts and availability.rests_until_s(now_s) is None
         half_open = not closed and breaker.state(now_s) is BreakerState.HALF_OPEN
-        reading = backend.reading
+        reading, rates = backend.reading, backend.rates
+        # In doubt, a request placed there may wait until it is sent elsewhere: that is its price.
+        doubtful = backend.pulse.doubtful
+        first_s = (rates.first_s or 0.0) + backend.hang_s if doubtful else rates.first_s
         return BackendView(
             self.name,
             backend.url,
@@ -115,8 +118,8 @@ class Target:
             availability.draining or availability.standby_for is not None,
             ledger.pending_prompt_tokens,
             half_open or (self.rank is None and len(engines) > 1),
-            backend.rates.prefill_s,
-            backend.rates.output_s,
+            rates.prefill_s,
+            rates.output_s,
             backend.share(now_s),
             backend.epoch,
             reading.caches is not False,
@@ -125,7 +128,7 @@ class Target:
             engines=1 if self.rank is not None else len(engines),
             condition=availability.condition(now_s),
             warmth=availability.warmth(now_s),
-            first_s=backend.rates.first_s,
-            first_tokens=backend.rates.first_tokens,
-            trust=backend.trust(now_s),
+            first_s=first_s,
+            first_tokens=rates.first_tokens,
+            trust=1.0 if doubtful else backend.trust(now_s),
         )

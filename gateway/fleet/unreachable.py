@@ -20,11 +20,13 @@ _UNREACHABLE = (errno.EHOSTUNREACH, errno.ENETUNREACH, errno.EHOSTDOWN, errno.EN
 
 @dataclass(frozen=True, slots=True)
 class Cause:
-    """In a few words; what to check; and whether a server that is not there yet would look the same."""
+    """In a few words; what to check; whether a server that is not there yet would look the same; and whether one would
+    that is cut off while its requests run (one that ends refuses, and may yet answer who is with it)."""
 
     words: str
     check: str
     may_come: bool = True
+    silent: bool = False
 
 
 def cause_of(error: BaseException) -> Cause:
@@ -34,11 +36,11 @@ def cause_of(error: BaseException) -> Cause:
             said = getattr(each, "verify_message", None) or getattr(each, "reason", None) or each
             return Cause(f"TLS failed, {str(said).replace('_', ' ').lower()}", SCHEME, may_come=False)
         if isinstance(each, socket.gaierror):
-            return Cause(f"host not found, {each.strerror}", HOST)
+            return Cause(f"host not found, {each.strerror}", HOST, silent=True)
         if isinstance(each, ConnectionRefusedError):
             return Cause("connection refused", LISTENS)
         if isinstance(each, OSError) and each.errno in _UNREACHABLE:
-            return Cause((each.strerror or "unreachable").lower(), NETWORK)
+            return Cause((each.strerror or "unreachable").lower(), NETWORK, silent=True)
     return Cause(str(error) or type(error).__name__, LISTENS)
 
 

@@ -8,15 +8,15 @@ from __future__ import annotations
 import asyncio
 import os
 import ssl
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from types import TracebackType
-from typing import Any, Self
+from typing import Any, Protocol, Self
 
 import aiohttp
 from yarl import URL
 
 from gateway.config import RelaySettings
-from gateway.exceptions import BackendFailed, BackendTimeout
+from gateway.exceptions import BackendFailed, BackendLost, BackendTimeout
 
 # vLLM's uvicorn closes idle connections after 5 s (VLLM_HTTP_TIMEOUT_KEEP_ALIVE). Ours go first, so that no request is
 # written into a connection which is just being closed.
@@ -29,27 +29,68 @@ READ_BUFFER_BYTES = 1 << 18
 _CLOSED = (aiohttp.ServerDisconnectedError, aiohttp.ClientOSError, aiohttp.ClientConnectionResetError)
 
 
+LOST = "The backend is down: it has sent nothing for a while, and does not answer. Try again."
+
+
+class Pulse(Protocol):
+    """Whether anything is heard of a backend."""
+
+    def heard(self) -> None:
+        """A byte came."""
+
+    def listen(self, key: object, tell: Callable[[], None]) -> None:
+        """Have ``tell`` called once when the backend is lost; now, if it is."""
+
+    def ignore(self, key: object) -> None:
+        """Tell whoever listens by ``key`` nothing any more."""
+
+
+class Unwatched:
+    """The pulse of a server that nobody looks at: it is never lost."""
+
+    def heard(self) -> None:
+        """Nobody asks."""
+
+    def listen(self, key: object, tell: Callable[[], None]) -> None:
+        """Nothing will be told."""
+
+    def ignore(self, key: object) -> None:
+        """Nothing would have been."""
+
+
+UNWATCHED = Unwatched()
+
+
 class UpstreamResponse:
-    """An answer that has begun. ``headers`` names are lower case. Close it, or its connection is lost to the pool."""
+    """An answer that has begun. ``headers`` names are lower case. Close it, or its connection is lost to the pool.
 
-    __slots__ = ("_closed", "_response", "headers", "status", "timed_out")
+    It is cut off when the backend is ``lost``, as its ``pulse`` tells.
+    """
 
-    def __init__(self, response: aiohttp.ClientResponse) -> None:
+    __slots__ = ("_closed", "_pulse", "_response", "headers", "lost", "status", "timed_out")
+
+    def __init__(self, response: aiohttp.ClientResponse, pulse: Pulse) -> None:
         self._response = response
+        self._pulse = pulse
         self.status = response.status
         self.headers = {name.lower(): value for name, value in response.headers.items()}
-        self.timed_out = False
+        self.timed_out = self.lost = False
         self._closed = _closed(response)
         if self._closed is not None:
             self._closed.add_done_callback(self._break_off)
+        pulse.heard()
+        pulse.listen(self, self._lose)
 
     async def chunk(self) -> bytes:
         """The next bytes of the body, as they arrived; ``b""`` at its end.
 
-        Raises ``BackendTimeout`` if ``expire`` was called, ``BackendFailed`` if the backend broke off.
+        Raises ``BackendTimeout`` if ``expire`` was called, ``BackendLost`` if the backend is down and silent, and
+        ``BackendFailed`` if it broke off.
         """
         try:
-            return await self._response.content.readany()
+            data = await self._response.content.readany()
+            self._pulse.heard()
+            return data
         except (aiohttp.ClientError, OSError, ValueError) as error:
             raise self._failure(error) from error
 
@@ -82,6 +123,11 @@ class UpstreamResponse:
         self._break_off()
         self.close()
 
+    def _lose(self) -> None:
+        self.lost = True
+        self._break_off()
+        self.close()
+
     def close(self) -> None:
         """Close the connection unless the answer was read to its end: vLLM then aborts and frees its blocks."""
         self._forget()
@@ -101,10 +147,13 @@ class UpstreamResponse:
             content.set_exception(aiohttp.ClientPayloadError("the connection ended"))
 
     def _forget(self) -> None:
+        self._pulse.ignore(self)
         if self._closed is not None:
             self._closed.remove_done_callback(self._break_off)
 
     def _failure(self, error: Exception) -> BackendFailed:
+        if self.lost:
+            return BackendLost(LOST)
         if self.timed_out:
             return BackendTimeout("The backend sent nothing for too long and was cut off. Try again.")
         return BackendFailed(f"The backend broke off its answer ({type(error).__name__}). Try again.")
@@ -146,23 +195,45 @@ class Upstream:
         self._session = self._fresh = None
 
     async def open(
-        self, method: str, url: str, headers: Mapping[str, str], body: bytes | None, timeout_s: float
+        self,
+        method: str,
+        url: str,
+        headers: Mapping[str, str],
+        body: bytes | None,
+        timeout_s: float,
+        pulse: Pulse = UNWATCHED,
     ) -> UpstreamResponse:
         """Send a request and return when the status line and headers are there. ``url`` is sent as it stands.
 
-        Raises ``BackendTimeout`` when that takes longer than ``timeout_s`` and ``BackendFailed`` when the backend
-        cannot be reached, hangs up or does not speak HTTP.
+        Raises ``BackendTimeout`` when that takes longer than ``timeout_s``, ``BackendLost`` when ``pulse`` tells before
+        that the backend is down and silent, and ``BackendFailed`` when it cannot be reached, hangs up or does not speak
+        HTTP.
         """
+        limit = asyncio.timeout(timeout_s)
+        lost = False
+
+        def lose() -> None:
+            nonlocal lost
+            lost = True
+            if not limit.expired():
+                limit.reschedule(0.0)
+
         try:
-            async with asyncio.timeout(timeout_s):
-                response = await self._request(method, URL(url, encoded=True), headers, body)
+            async with limit:
+                pulse.listen(limit, lose)
+                try:
+                    response = await self._request(method, URL(url, encoded=True), headers, body)
+                finally:
+                    pulse.ignore(limit)
         except TimeoutError as error:
+            if lost:
+                raise BackendLost(LOST) from error
             if isinstance(error, aiohttp.ServerTimeoutError):
                 raise BackendFailed("The backend cannot be reached: connecting took too long. Try again.") from error
             raise BackendTimeout("The backend did not begin to answer in time. Try again.") from error
         except (aiohttp.ClientError, OSError, ssl.SSLError, ValueError) as error:
             raise BackendFailed(f"The backend cannot be reached or hung up ({_gist(error)}). Try again.") from error
-        return UpstreamResponse(response)
+        return UpstreamResponse(response, pulse)
 
     async def _request(
         self, method: str, url: URL, headers: Mapping[str, str], body: bytes | None

@@ -34,6 +34,7 @@ class Server:
         self.says: dict[str, Any] = {}  # what further pages answer, as JSON
         self.models_status = 200
         self.delay_s = 0.0
+        self.hangs: tuple[str, ...] = ()  # pages that are never answered
         self.key: str | None = None
         self.port = 0
         self.asked: list[str] = []
@@ -79,8 +80,8 @@ class Server:
         self.at_once += 1
         self.most_at_once = max(self.at_once, self.most_at_once)
         try:
-            if self.delay_s:
-                await asyncio.sleep(self.delay_s)
+            if self.delay_s or request.path in self.hangs:
+                await asyncio.sleep(self.delay_s or 3600)
             return self._page(request)
         finally:
             self.at_once -= 1

@@ -18,6 +18,7 @@ from gateway.config import Settings
 from gateway.fleet.backend import WatchedBackend
 from gateway.fleet.capacity import KvCapacity
 from gateway.fleet.discovery import ModelCard
+from gateway.types import Need
 
 MODEL = "m"
 WINDOW, BLOCKS, SIZE = 4096, 300, 16
@@ -47,6 +48,7 @@ class House:
     def __init__(self, urls: list[str], settings: dict[str, Any]) -> None:
         self.app: App = create_app(Settings(backends=urls, **settings))
         self.backends: list[WatchedBackend] = list(self.app.fleet._backends.values())
+        self._losing: asyncio.TimerHandle | None = None
 
     def find(self) -> None:
         """All backends are up, with an empty cache."""
@@ -58,10 +60,31 @@ class House:
 
     def revive(self) -> None:
         """Forget failures: of each request the first server must be tried first."""
+        if self._losing is not None:
+            self._losing.cancel()
         for backend in self.backends:
             backend.availability.breaker.succeeded()
+            backend.pulse.answered()
             backend.touched()
         self.find()
+
+    def lose(self, index: int = 0) -> None:
+        """The looks find a backend silent for too long, as if it had been frozen for a while."""
+        backend = self.backends[index]
+        backend.pulse.answered()
+        for _ in range(self.app.settings.fleet.failures_to_open):
+            backend.pulse.asked(0.0)
+            backend.pulse.missed()
+        assert backend.pulse.judge(1e9)
+        backend.availability.set_reachable(False)
+
+    def lose_later(self, after_s: float) -> None:
+        """That happens to the first one after so long."""
+        self._losing = asyncio.get_running_loop().call_later(after_s, self.lose)
+
+    def whole_cache(self) -> Need:
+        """A request that takes all of a backend."""
+        return Need(BLOCKS * SIZE, 0)
 
     def total(self, name: str) -> float:
         """The sum over a counter's or gauge's samples."""
@@ -87,6 +110,7 @@ class House:
             held[f"{backend.name} requests"] = engines.in_flight
             held[f"{backend.name} blocks"] = engines.used_blocks + engines.reserved_blocks
             held[f"{backend.name} pending"] = sum(ledger.pending_prompt_tokens for ledger in engines)
+            held[f"{backend.name} listeners"] = backend.pulse.listeners
             held[f"{backend.name} trials"] = float(backend.availability.breaker._trial is not None)
         return held
 

@@ -37,6 +37,11 @@ def busy_for(seconds: float) -> Hold:
     return hold
 
 
+def lost_after(seconds: float) -> Hold:
+    """The first server is frozen, and known to be after so long."""
+    return lambda built: built.lose_later(seconds)
+
+
 def nothing(_: House) -> None:
     """There is room."""
 
@@ -80,9 +85,19 @@ WAYS: dict[str, tuple[tuple[Any, ...], tuple[Any, ...], dict[str, Any], bool, Ho
     "a hedge after the status": ((CHUNKED, None), STREAM, FIXED, True, nothing),
     "a hedge whose first attempt fails": ((0.008,), (0.004, *STREAM), FIXED, True, nothing),
     "a hedge of which both fail": ((0.008,), (0.002,), FIXED, True, nothing),
+    "a server lost before the status": ((None,), STREAM, {}, True, lost_after(0.006)),
+    "a server lost before the first byte": ((CHUNKED, None), STREAM, {}, True, lost_after(0.006)),
+    "a server lost before a whole answer": ((None,), (COMPLETION,), {}, False, lost_after(0.006)),
+    "a server lost in the middle": ((CHUNKED + event("a"), None), STREAM, {}, True, lost_after(0.03)),
+    "a server lost while a hedge runs": ((None,), (0.04, *STREAM), FIXED, True, lost_after(0.03)),
 }
 
-FAILING = ("a refusal by the server", "a server that breaks off", "a hedge of which both fail")
+FAILING = (
+    "a refusal by the server",
+    "a server that breaks off",
+    "a hedge of which both fail",
+    "a server lost in the middle",
+)
 
 
 @contextlib.asynccontextmanager
