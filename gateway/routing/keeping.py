@@ -40,8 +40,6 @@ class Keeper:
         if self.off or new_tokens < LEAST_NEW_TOKENS or room.drips:
             return False
         if not room.bit & self.closed:
-            if not room.most_kept:
-                return False
             part = new_tokens / prompt_tokens
             kept = part * room.most_kept
             if blocks + kept <= room.spare:

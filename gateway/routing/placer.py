@@ -216,7 +216,7 @@ class Placer:
         """The first of a lane was looked at and not placed. Was it kept out of a room it would fit into?"""
         lane.kept_out = bool(self._keeper.stopped & lane.mask)
         if lane.kept_out:
-            self._times.look_again(self._keeper.now_s, LOOK_AGAIN_S)
+            self._times.look_again(self._keeper.now_s + LOOK_AGAIN_S)
         return lane.kept_out
 
     def _hold_back(self, entry: Entry, now_s: float) -> None:

@@ -39,6 +39,8 @@ class Times:
     def waits(self, entry: Entry) -> None:
         """It waits until its deadline."""
         heapq.heappush(self._deadlines, (entry.waiter.deadline_s, entry.waiter.sequence))
+        if len(self._entries) == 1:
+            self._again_s = None  # whoever waited for that has left
         most = 2 * len(self._entries) + MOST_STALE
         for ends in (self._deadlines, self._homes, self._handicaps):
             if len(ends) > most:
@@ -54,10 +56,10 @@ class Times:
         entry.handicap = SHORT_FIRST * entry.tokens
         heapq.heappush(self._handicaps, (until_s, entry.waiter.sequence))
 
-    def look_again(self, now_s: float, after_s: float) -> None:
-        """Somebody waits for what time alone may change: look again after so long, if not before."""
-        if self._again_s is None or self._again_s <= now_s:  # that was for somebody who has left
-            self._again_s = now_s + after_s
+    def look_again(self, at_s: float) -> None:
+        """Somebody waits for what time alone may change: look again then, if not before."""
+        if self._again_s is None:
+            self._again_s = at_s
 
     def again(self, now_s: float) -> bool:
         """Whether that time has come. It is forgotten then."""
