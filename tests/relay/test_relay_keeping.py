@@ -9,6 +9,7 @@ from relay_clock import run
 from relay_fleet import MODEL, Grounds
 
 from gateway.config import FleetSettings, PlacingSettings
+from gateway.fleet.fleet import Backend
 from gateway.relay.gate import Gate
 from gateway.relay.lease import Lease
 from gateway.types import Wish
@@ -130,6 +131,17 @@ def test_what_an_answer_leaves_is_as_fresh_as_its_end_however_long_nobody_asked_
         assert village.gate.kept_blocks()["a"] > 150  # most of its 200
         await asyncio.sleep(20.0)
         assert 75 < village.gate.kept_blocks()["a"] < 100
+
+    run(scenario())
+
+
+def test_people_are_told_of_backends_and_not_of_their_engines(monkeypatch: pytest.MonkeyPatch) -> None:
+    async def scenario() -> None:
+        village = Village()
+        places = {"a#0": 100.4, "a#1": 20.3, "b": 0.0}
+        monkeypatch.setattr(village.gate._placer, "kept_blocks", lambda now_s: places)
+        monkeypatch.setattr(village.fleet, "backend", lambda name: Backend(name.split("#")[0], "", None, None, 0.0))
+        assert village.gate.kept_blocks() == {"a": 121, "b": 0}
 
     run(scenario())
 

@@ -139,6 +139,13 @@ def test_whose_turn_has_come_is_let_in() -> None:
     assert placed(placer.decide(NOW_S + 5)) == [(1, "a")]
 
 
+def test_without_a_time_for_short_ones_nobody_whose_turn_it_is_leaves_room() -> None:
+    placer = talking(short_first_s=0.0)
+    placer.see([busy("a", ROOM)])
+    placer.add(late(1, "a", tokens=COLD), NOW_S)
+    assert placed(placer.decide(NOW_S)) == [(1, "a")]
+
+
 def test_a_restart_of_the_backend_forgets_what_was_left_there() -> None:
     placer = talking()
     placer.see([busy("a", ROOM)])
