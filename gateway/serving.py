@@ -180,6 +180,7 @@ class Serving:
                     if full and not client.started:
                         # The backend is well and rests a moment: back into the queue, where it or another may be next.
                         self._metrics.retries.labels(backend).inc()
+                        waiting.resume()
                         continue
                     if client.started or not retries or tried.issuperset(names):
                         raise
@@ -190,6 +191,7 @@ class Serving:
                     said = error.message
                     log.warning("request %s: %s failed before its first byte: %s", trace.request_id, backend, said)
                     self._metrics.retries.labels(backend).inc()
+                    waiting.resume()
                 finally:
                     for held in leases:
                         held.release()
@@ -219,7 +221,8 @@ class Serving:
         def ending(body: bytes) -> bytes:
             return ending_events(ask.dialect, body, trace.request_id, ask.model)
 
-        return WaitingRoom(client, after_s, every_s, headers, lambda: idle_event(ask.dialect, ask.model), ending)
+        ends = ending if ask.stream and ask.dialect in OPENED_EARLY else None
+        return WaitingRoom(client, after_s, every_s, headers, lambda: idle_event(ask.dialect, ask.model), ends)
 
     def _served_as(self, name: str) -> ServedModel | None:
         """What is served by ``name``, if anything is."""

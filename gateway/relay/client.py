@@ -49,11 +49,22 @@ class Client:
     cancellation leaves the block as ``ClientGone``.
 
     ``started`` tells whether the answer has begun: after that no other can be. ``opened``: a stream was opened before
-    it, so that the answer has no status of its own; a whole one then becomes the end of that stream. ``writing`` is the
-    number of messages that wait for the client to read.
+    it, so that the answer has no status of its own; a whole one then becomes the end of that stream, which ``ending``
+    makes of it where there may be one. ``writing`` is the number of messages that wait for the client to read.
     """
 
-    __slots__ = ("_ended", "_ending", "_gone", "_receive", "_send", "_task", "_watcher", "opened", "started", "writing")
+    __slots__ = (
+        "_ended",
+        "_gone",
+        "_receive",
+        "_send",
+        "_task",
+        "_watcher",
+        "ending",
+        "opened",
+        "started",
+        "writing",
+    )
 
     def __init__(self, receive: Receive, send: Send) -> None:
         self._receive = receive
@@ -62,7 +73,7 @@ class Client:
         self._watcher: asyncio.Task[None] | None = None
         self._gone = False
         self._ended = False
-        self._ending: Callable[[bytes], bytes] | None = None
+        self.ending: Callable[[bytes], bytes] | None = None
         self.opened = False
         self.started = False
         self.writing = 0
@@ -94,10 +105,18 @@ class Client:
         if not self.opened:
             await self._head(status, headers)
 
-    async def open(self, headers: Iterable[tuple[str, str]], ending: Callable[[bytes], bytes]) -> None:
-        """Open a stream of events before there is an answer. ``ending`` makes the body of a whole answer its end."""
-        self.opened, self._ending = True, ending
+    async def open(self, headers: Iterable[tuple[str, str]]) -> None:
+        """Open a stream of events before there is an answer."""
+        self.opened = True
         await self._head(200, headers)
+
+    def take_back(self) -> bool:
+        """Of the answer that was started, a stream, nothing came but its status: let another be its events. Returns
+        whether that can be."""
+        if self.ending is None:
+            return False
+        self.opened, self.started = True, False
+        return True
 
     async def _head(self, status: int, headers: Iterable[tuple[str, str]]) -> None:
         raw = [(name.encode("latin-1"), value.encode("latin-1", "replace")) for name, value in headers]
@@ -115,9 +134,9 @@ class Client:
 
     async def answer(self, status: int, headers: Iterable[tuple[str, str]], body: bytes) -> None:
         """Send a whole answer."""
-        if self._ending is not None:
+        if self.opened and self.ending is not None:
             self.started = True
-            await self.end(self._ending(body))
+            await self.end(self.ending(body))
             return
         await self.start(status, [*headers, ("content-length", str(len(body)))])
         await self.end(body)

@@ -146,9 +146,10 @@ async def relay_events(
     was read of it already, if anything; ``held``: that was waited for long enough.
 
     The status waits up to ``hold_headers_s`` for the first byte: until then a failure raises ``BackendFailed`` with
-    nothing sent, so that another backend can take over. Afterwards a failure ends the stream with an error event and
-    is raised, too.
+    nothing sent, so that another backend can take over. So it can afterwards, until the first event, if the client can
+    take back that its answer was started. Else a failure ends the stream with an error event and is raised, too.
     """
+    begun = False
     watchdog = Watchdog(client, response, settings, settings.first_byte_timeout_s)
     try:
         data = first
@@ -167,6 +168,7 @@ async def relay_events(
         watchdog.streaming = True
         if data is None:
             data = await response.chunk()
+        begun = bool(data)
         progress.first_byte_s = time.monotonic()
         holder.first_byte()
         while data:
@@ -185,7 +187,7 @@ async def relay_events(
         await client.end(rest)
     except BackendFailed as error:
         watchdog.streaming = False
-        if client.started:
+        if client.started and (begun or not client.take_back()):
             await client.end(failure(error))  # a torn event in the buffer would only break the client's parser
         raise
     except asyncio.CancelledError:

@@ -21,13 +21,12 @@ EVENT_EACH = 4
 class WaitingRoom:
     """Within ``async with``, a client that waits longer than ``after_s`` gets ``headers`` and a comment, and another
     each ``every_s``, each fourth time with ``event``; until the answer itself has begun. ``ending`` makes the body of
-    an error the end of the stream. ``queued``: it waits now. A stream is opened then only, for the answer of a backend
-    may still have a status of its own.
+    an error the end of the stream; ``None`` where the answer is none. ``queued``: it waits now. A stream is opened then
+    only, for the answer of a backend may still have a status of its own.
     """
 
     __slots__ = (
         "_client",
-        "_ending",
         "_event",
         "_every_s",
         "_handle",
@@ -45,14 +44,14 @@ class WaitingRoom:
         every_s: float,
         headers: Sequence[tuple[str, str]],
         event: Callable[[], bytes],
-        ending: Callable[[bytes], bytes],
+        ending: Callable[[bytes], bytes] | None,
     ) -> None:
         self._loop = asyncio.get_running_loop()
         self._client = client
+        client.ending = ending
         self._every_s = every_s
         self._headers = headers
         self._event = event
-        self._ending = ending
         self._signs = 0
         self.queued = True
         self._sending: asyncio.Task[None] | None = None
@@ -71,16 +70,24 @@ class WaitingRoom:
 
     def _tick(self) -> None:
         client = self._client
+        self._handle = None
         if client.started:
             return
         if (self.queued or client.opened) and not client.writing and (self._sending is None or self._sending.done()):
             self._sending = self._loop.create_task(self._sign())
         self._handle = self._loop.call_later(self._every_s, self._tick)
 
+    def resume(self) -> None:
+        """The answer that had begun was none after all."""
+        if self._client.opened:
+            if self._handle is not None:
+                self._handle.cancel()
+            self._handle = self._loop.call_later(self._every_s, self._tick)
+
     async def _sign(self) -> None:
         """Send a sign of life, on an open stream."""
         if not self._client.opened:
-            await self._client.open(self._headers, self._ending)
+            await self._client.open(self._headers)
         self._signs += 1
         data = KEEPALIVE if self._signs % EVENT_EACH else KEEPALIVE + self._event()
         if not self._client.started:

@@ -68,6 +68,7 @@ SUMMARY = json_answer({"choices": [{"message": {"role": "assistant", "content": 
 UNAVAILABLE = json_answer({"error": {"message": "busy"}}, b"503 Service Unavailable")
 
 FIXED = {"relay": {"hedge": "fixed", "hedge_after_s": 0.004, "hedge_share": 1.0}}
+TOLD = {"relay": {"hold_headers_s": 0.002, "keepalive_s": 0.004}}
 KEPT = {"placing": {"keepalive_after_s": 0.002}, "relay": {"keepalive_s": 0.002}}
 
 # What each of two servers does, the settings, whether a stream is asked for, and what stands in the way.
@@ -87,6 +88,7 @@ WAYS: dict[str, tuple[tuple[Any, ...], tuple[Any, ...], dict[str, Any], bool, Ho
     "a hedge of which both fail": ((0.008,), (0.002,), FIXED, True, nothing),
     "a server lost before the status": ((None,), STREAM, {}, True, lost_after(0.006)),
     "a server lost before the first byte": ((CHUNKED, None), STREAM, {}, True, lost_after(0.006)),
+    "a server lost after its status was told": ((CHUNKED, None), STREAM, TOLD, True, lost_after(0.03)),
     "a server lost before a whole answer": ((None,), (COMPLETION,), {}, False, lost_after(0.006)),
     "a server lost in the middle": ((CHUNKED + event("a"), None), STREAM, {}, True, lost_after(0.03)),
     "a server lost while a hedge runs": ((None,), (0.04, *STREAM), FIXED, True, lost_after(0.03)),

@@ -81,6 +81,47 @@ async def test_a_stream_that_waits_for_its_first_byte_is_sent_elsewhere(said: by
         assert on.gateway.total("kvgate_retries_total") == 1
 
 
+@pytest.mark.parametrize("reason", ["lost", "broken off"])
+async def test_so_is_one_whose_status_was_told_as_long_as_no_event_was(reason: str) -> None:
+    """vLLM sends the status of a stream at once, and its first event when the prompt is done. The client sees one
+    stream, kept alive all the time."""
+    go, fail = asyncio.Event(), asyncio.Event()
+    settings = {"hold_headers_s": 0.01, "keepalive_s": 0.02}
+    async with scene((CHUNKED, fail), (go, *STREAM), relay=settings) as on:
+        wire = await on.ask(completion(True))
+        async with asyncio.timeout(WAIT_S):
+            while wire.body.count(b": keep-alive") < 2:  # noqa: ASYNC110
+                await asyncio.sleep(0.01)
+        assert wire.status == 200
+        if reason == "lost":
+            on.gateway.lose()
+        else:
+            fail.set()
+        async with asyncio.timeout(WAIT_S):
+            while wire.body.count(b": keep-alive") < 6:  # noqa: ASYNC110
+                await asyncio.sleep(0.01)
+        go.set()
+        await on.over()
+        fail.set()
+        assert [item["type"] for item in wire.sent].count("http.response.start") == 1
+        assert wire.body.endswith(b"data: [DONE]\n\n")
+        assert wire.body.count(b"[DONE]") == 1
+        assert b"error" not in wire.body
+        assert on.gateway.total("kvgate_retries_total") == 1
+
+
+async def test_one_whose_status_was_told_ends_with_an_error_event_if_nobody_else_takes_it() -> None:
+    async with scene((CHUNKED, None), (None,), relay={"hold_headers_s": 0.01}) as on:
+        on.gateway.lose(1)
+        wire = await on.ask(completion(True))
+        assert wire.status == 200
+        await on.lose()
+        error, done = wire.body.split(b"\n\n")[-3:-1]
+        assert b'"no_backend"' in error
+        assert done == b"data: [DONE]"
+        assert wire.complete
+
+
 @pytest.mark.parametrize("said", [b"", COMPLETION[:-9]], ids=["before the status", "within the answer"])
 async def test_so_is_what_is_not_streamed_until_its_answer_is_whole(said: bytes) -> None:
     async with scene((said, None), (COMPLETION,)) as on:
