@@ -106,7 +106,10 @@ def _cheaper(option: Option, rooms: Iterable[Room], best_s: float, keeper: Keepe
         if cost_s >= best_s:
             continue  # the rest only adds to it
         cost_s = cost_s + (room.barrier_s / (room.rest - blocks) if fits else FULL_S) + penalty_s
-        if cost_s < best_s and not keeper.stops(room, tokens, tokens, blocks):
+        if cost_s < best_s and (
+            (blocks + room.most_kept <= room.spare and not room.bit & keeper.closed)  # as most often: no call
+            or not keeper.stops(room, tokens, tokens, blocks)
+        ):
             chosen, best_s = room, cost_s
     return chosen, best_s
 
