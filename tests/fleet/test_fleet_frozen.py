@@ -9,6 +9,7 @@ import pytest
 from fleet_server import Server, eventually, server, watching
 
 from gateway.fleet.backend import WatchedBackend
+from gateway.fleet.discovery import ProbeFailed
 from gateway.fleet.fleet import Fleet
 from gateway.types import BackendView, Condition, Health
 
@@ -86,6 +87,21 @@ async def test_a_server_too_busy_for_looks_stays_up_while_its_streams_go_on() ->
         assert fleet.ready()
         assert not fleet.pulse(fake.name).lost
         await eventually(lambda: not fleet.ready())
+
+
+async def test_a_host_without_a_route_is_down_at_once_and_lost_when_that_lasts(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A route may flap: new requests go elsewhere, those that run there have a moment."""
+
+    async def unreachable(*_: object) -> None:
+        raise ProbeFailed("cannot connect: no route to host", refused=True, silent=True)
+
+    async with server() as fake, watching(fake.url, **QUICK) as fleet:
+        monkeypatch.setattr("gateway.fleet.discovery.Probe._get", unreachable)
+        started_s = time.monotonic()
+        await eventually(lambda: not fleet.ready())
+        assert not fleet.pulse(fake.name).lost
+        await eventually(lambda: fleet.pulse(fake.name).lost)
+        assert time.monotonic() - started_s >= 0.9
 
 
 async def test_a_server_that_shuts_its_door_is_down_but_not_lost() -> None:

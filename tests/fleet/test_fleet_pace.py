@@ -79,3 +79,9 @@ def test_the_pause_never_leaves_its_bounds_nor_burdens_a_slow_backend(looks: lis
         pause_s = pace.pause_s(sight, took_s)
         assert 0.25 <= pause_s <= 5.0
         assert pause_s >= min(5.0, LEAST_REST * took_s)
+
+
+def test_whether_a_backend_still_lives_is_asked_at_once_however_long_the_last_question_hung() -> None:
+    pace = Pace(0.25, 1.0, 5.0)
+    assert pace.pause_s(Sight(doubtful=True), 5.0) == 0.25
+    assert pace.pause_s(BUSY, 0.0) == 1.0

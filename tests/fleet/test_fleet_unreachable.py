@@ -82,6 +82,7 @@ def test_the_cause_is_what_lies_under_the_words_of_the_clients() -> None:
     assert cause_of(wrapped(refused)).words == "connection refused"
     assert cause_of(wrapped(ExceptionGroup("several", [refused, refused]))).words == "connection refused"
     gone = OSError(errno.EHOSTUNREACH, "No route to host")
+    assert (cause_of(gone).silent, cause_of(refused).silent) == (True, False)
     assert (cause_of(wrapped(gone)).words, cause_of(wrapped(gone)).check) == ("no route to host", NETWORK)
     odd = ssl.SSLCertVerificationError(1, "[SSL: CERTIFICATE_VERIFY_FAILED] certificate verify failed")
     assert cause_of(wrapped(odd)).may_come is False
