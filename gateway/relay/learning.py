@@ -41,7 +41,7 @@ class Learner:
             self._lengths.note(waiter.model, waiter.flow, each_tokens, ended)
 
     def left(self, offer: Offer, tokens: int, now_s: float) -> None:
-        """A request that had begun to be answered is over: so many tokens of its own stay in the cache there."""
+        """A request is over: so many tokens of its own, or that it came back for in vain, stay in the cache there."""
         self._placer.left(offer.backend, tokens, now_s)
 
     def broken_off(

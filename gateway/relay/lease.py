@@ -125,6 +125,9 @@ class Lease:
             grown_tokens = self._reservation.grown_tokens
             if self._begun or self._finished:
                 tokens = self._own_tokens + max(grown_tokens, self._output_tokens)
+            else:  # what it came for, and others do not hold, is left as it was
+                tokens = max(0, self._own_tokens + self._matched_tokens - self._need.prompt_tokens)
+            if tokens:
                 self._learner.left(self.offer, tokens, asyncio.get_running_loop().time())
             if not self._finished:
                 self._learner.broken_off(

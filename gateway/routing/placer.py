@@ -174,7 +174,7 @@ class Placer:
             self.caches.counted(room.bit, guessed_tokens, cached_tokens, answers)
 
     def left(self, name: str, tokens: int, now_s: float) -> None:
-        """A request is over that had begun to be answered; it leaves so many tokens of its own in the cache there."""
+        """A request is over; it leaves so many tokens in the cache there that no other one in flight holds."""
         self._rooms[name].returns.left(tokens, now_s)
 
     def kept_blocks(self, now_s: float) -> dict[str, float]:
@@ -339,7 +339,8 @@ class Placer:
         returns = room.returns
         if matched_tokens > shared_tokens:
             returns.taken_up(matched_tokens - shared_tokens, self._keeper.now_s)
-        if entry.seen_tokens is not None and entry.waiter.tag is None:  # a retry tells nothing of who returns
+        first = entry.waiter.tag is None and not entry.waiter.excluded  # another attempt tells nothing of who returns
+        if first and entry.seen_tokens is not None:
             returns.asked(prompt_tokens, entry.seen_tokens)
         return shared_tokens
 

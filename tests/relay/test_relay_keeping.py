@@ -158,3 +158,33 @@ def test_what_was_never_answered_is_not_there_for_anybody() -> None:
         assert village.gate._placer.prefixes.seen(chain(9)) == 0
 
     run(scenario())
+
+
+def test_who_returns_and_hangs_up_again_and_again_before_an_answer_takes_nothing_from_the_others() -> None:
+    async def scenario() -> None:
+        village = Village()
+        await village.fill(16)
+        assert village.gate.kept_blocks() == {"a": 300}
+        for _ in range(10):
+            wish = Wish(chain=chain(0), streamed=True)
+            lease = await village.gate.enter(village.fleet.offers(), TALKED, model=MODEL, wish=wish)
+            lease.release()
+        assert village.gate.kept_blocks() == {"a": 300}
+
+    run(scenario())
+
+
+def test_nor_is_what_others_hold_left_twice() -> None:
+    async def scenario() -> None:
+        village = Village()
+        await village.fill(16)
+        await asyncio.sleep(400.0)
+        holder = await village.enter(TALKED, 0)
+        for _ in range(10):
+            wish = Wish(chain=chain(0), streamed=True)
+            lease = await village.gate.enter(village.fleet.offers(), TALKED, model=MODEL, wish=wish)
+            lease.release()
+        assert village.gate.kept_blocks() == {"a": 0}
+        village.over(holder)
+
+    run(scenario())

@@ -236,6 +236,21 @@ def test_a_retry_does_not_count_as_a_return() -> None:
     assert placer.kept_blocks(NOW_S) == {"a": 0}
 
 
+def test_nor_does_a_second_attempt_beside_the_first() -> None:
+    placer = talking("b", turns=0)
+    placer.see([busy("b", 0)])
+    for number in range(8):
+        new = ((7000 + number, COLD),)
+        (first,) = placer.add(late(10 + number, "a", tokens=COLD, model="m", chain=new), NOW_S)
+        request = late(20 + number, "a", "b", tokens=COLD, model="m", chain=new, excluded=frozenset({"a"}))
+        (second,) = placer.add(request, NOW_S)
+        assert placed([first, second]) == [(10 + number, "a"), (20 + number, "b")]
+        for name in ("a", "b"):
+            placer.left(name, COLD, NOW_S)
+            placer.see([busy(name, 0)])
+    assert placer.kept_blocks(NOW_S) == {"a": 0, "b": 0}
+
+
 class Village:
     """Backends and a placer, whatever comes in whatever order; each look at the queue is checked."""
 
