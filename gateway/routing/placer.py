@@ -118,6 +118,8 @@ class Placer:
                 return [self._place(entry, *chosen, domain)]
             self._hold_back(entry, now_s)
             lane = self._push(entry)
+            if self._keeper.stopped and lane.domain.is_due(lane):
+                return self.decide(now_s)  # nothing is kept from it
             lane.dirty = False  # it was looked at just now
             self._note_stop(lane)
             return []
@@ -220,9 +222,9 @@ class Placer:
         return lane.kept_out
 
     def _hold_back(self, entry: Entry, now_s: float) -> None:
-        """Let shorter requests go first for a while."""
+        """Let shorter requests go first for a while, unless it was let in before, by a backend that failed."""
         until_s = entry.waiter.arrived_s + self._settings.short_first_s
-        if until_s > now_s:
+        if until_s > now_s and entry.waiter.tag is None:
             self._times.hold_back(entry, until_s)
 
     def _release(self, now_s: float) -> None:

@@ -139,13 +139,6 @@ def test_whose_turn_has_come_is_let_in() -> None:
     assert placed(placer.decide(NOW_S + 5)) == [(1, "a")]
 
 
-def test_without_a_time_for_short_ones_nobody_whose_turn_it_is_leaves_room() -> None:
-    placer = talking(short_first_s=0.0)
-    placer.see([busy("a", ROOM)])
-    placer.add(late(1, "a", tokens=COLD), NOW_S)
-    assert placed(placer.decide(NOW_S)) == [(1, "a")]
-
-
 def test_a_restart_of_the_backend_forgets_what_was_left_there() -> None:
     placer = talking()
     placer.see([busy("a", ROOM)])
@@ -223,6 +216,17 @@ def test_who_is_kept_out_by_one_backend_and_waits_for_another_alone_is_not_kept_
     placer.see([busy("a", 599), busy("b", 1000), busy("c", 0, in_flight=20)])
     assert placer.add(late(2, "a", "b", "c", tokens=6400, model="m", chain=conversation), NOW_S) == []
     assert placer.kept_out() == 0  # it waits for b, which is full
+
+
+@pytest.mark.parametrize(("short_first_s", "tag"), [(0.0, None), (300.0, 0.0)])
+def test_whose_turn_it_is_when_it_comes_leaves_no_room_and_goes_in_at_once(
+    short_first_s: float, tag: float | None
+) -> None:
+    """Nobody is held back for short ones, or it was let in before, by a backend that failed."""
+    placer = talking(short_first_s=short_first_s)
+    placer.see([busy("a", ROOM)])
+    assert placed(placer.add(late(1, "a", tokens=COLD, tag=tag), NOW_S)) == [(1, "a")]
+    assert (placer.kept_out(), len(placer), placer.next_deadline_s()) == (0, 0, None)
 
 
 def test_a_retry_does_not_count_as_a_return() -> None:

@@ -38,6 +38,15 @@ def test_a_short_request_goes_before_a_long_one_that_came_first() -> None:
     assert placed(placer.decide(NOW_S + 1)) == [(2, "a")]
 
 
+def test_but_not_before_one_that_was_let_in_already_where_its_backend_failed() -> None:
+    placer = placer_of(busy("a", 1000))
+    placer.decide(NOW_S)
+    placer.add(late(1, "a", tokens=8000, tag=0.0), NOW_S)
+    placer.add(late(2, "a", tokens=160), NOW_S)
+    placer.see([busy("a", 500)])
+    assert placed(placer.decide(NOW_S + 1)) == [(1, "a")]
+
+
 def test_nobody_is_held_back_for_longer_than_the_operator_wants() -> None:
     placer = placer_of(busy("a", 1000))
     placer.add(late(1, "a", tokens=8000), NOW_S)
