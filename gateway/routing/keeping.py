@@ -7,7 +7,7 @@ are likely to return (``returns``) a prompt of which nothing is cached is placed
 beside it, and one of which a part is cached, if that part of the room is. Who returns passes: it takes few new blocks.
 
 Nobody is kept out for good: a backend with nothing in flight takes anybody, and whose turn it is by the order of the
-queue (``lanes``), size aside, is let in as soon as it fits at all.
+queue (``lanes``), size and all, is let in as soon as it fits at all.
 """
 
 from __future__ import annotations
