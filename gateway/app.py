@@ -44,7 +44,7 @@ from gateway.observe.gauges import (
     queue_gauges,
 )
 from gateway.observe.metrics import CONTENT_TYPE, Gauge, Metrics
-from gateway.relay.client import Message, Receive, Scope, Send
+from gateway.relay.client import Message, Receive, Scope, Send, request_id_of
 from gateway.relay.gate import Gate
 from gateway.relay.upstream import Upstream
 from gateway.serving import Serving
@@ -328,5 +328,5 @@ async def _gateway_error(request: Request, error: Exception) -> Response:
 
 
 def _answer(request: Request, error: GatewayError) -> Response:
-    status, headers, body = error_response(error, Dialect.CHAT, request.headers.get("x-request-id", ""))
+    status, headers, body = error_response(error, Dialect.CHAT, request_id_of(request.scope))
     return Response(body, status_code=status, headers=dict(headers))

@@ -24,7 +24,7 @@ from gateway.exceptions import ClientGone, GatewayError
 from gateway.fleet.fleet import Fleet
 from gateway.fleet.models import Model
 from gateway.observe.metrics import Metrics
-from gateway.relay.client import Client, Receive, Scope, Send, header, read_body
+from gateway.relay.client import Client, Receive, Scope, Send, header, read_body, request_id_of
 from gateway.tokens.service import Counter, ServedModel
 from gateway.types import Ask, ChatPrompt, Count, CountKind, Dialect, TextPrompts
 
@@ -66,7 +66,7 @@ class Counting:
         started_s = time.monotonic()
         path, dialect = scope["path"], dialect_of(scope["path"])
         client = Client(receive, send)
-        request_id = (header(scope, b"x-request-id") or "")[:128]
+        request_id = request_id_of(scope)
         model, outcome = "other", "ok"
         try:
             self._keys.check(scope["headers"])
@@ -137,7 +137,7 @@ class Counting:
 
 def _headers(count: Count, request_id: str) -> list[tuple[str, str]]:
     said = [("x-kvgate-count-kind", count.kind.value), ("x-kvgate-count-source", count.source)]
-    return [("content-type", "application/json"), *([("x-request-id", request_id)] if request_id else []), *said]
+    return [("content-type", "application/json"), ("x-request-id", request_id), *said]
 
 
 def _again(body: bytes, receive: Receive) -> Receive:

@@ -8,7 +8,6 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-import uuid
 from functools import partial
 
 from gateway.access.keys import Keys, shown_key
@@ -32,7 +31,7 @@ from gateway.fleet.fleet import Fleet
 from gateway.guard.policy import HEADER as OVERFLOW_HEADER
 from gateway.hedging import Hedger, Race
 from gateway.observe.metrics import Metrics
-from gateway.relay.client import Client, Receive, Scope, Send, header, read_body
+from gateway.relay.client import Client, Receive, Scope, Send, header, read_body, request_id_of
 from gateway.relay.gate import Gate
 from gateway.relay.lease import Lease
 from gateway.relay.retries import RetryBudget
@@ -252,15 +251,6 @@ class Serving:
         if trace.progress.first_byte_s is not None:
             metrics.first_token.labels(trace.model).observe(trace.progress.first_byte_s - trace.arrived_s)
         log.debug("request %s to %s: %s", trace.request_id, trace.model, trace.outcome)
-
-
-def request_id_of(scope: Scope) -> str:
-    """The client's ``x-request-id`` if it is printable ASCII, cut to 128 characters; else a new one.
-
-    Anything else would come back garbled: backends put it into their answers' ids.
-    """
-    given = (header(scope, b"x-request-id") or "")[:128]
-    return given if given and given.isascii() and given.isprintable() else uuid.uuid4().hex
 
 
 def signs_of(scope: Scope) -> Signs:

@@ -398,7 +398,8 @@ class Placed:
 
 @dataclass(frozen=True, slots=True)
 class Refused:
-    """It will not be placed: ``reason`` is ``timeout``, ``no_backend`` or ``too_large``."""
+    """It will not be placed: ``reason`` is ``timeout``, ``kept_out`` (a timeout, too, but it would have fitted, were
+    nothing kept for others), ``no_backend`` or ``too_large``."""
 
     sequence: int
     reason: str

@@ -67,6 +67,7 @@ async def test_without_a_backend_the_gateway_is_healthy_and_not_ready(http: http
 async def test_everything_else_needs_a_key(http: httpx2.AsyncClient, method: str, path: str) -> None:
     refused = await http.request(method, f"http://gw{path}")
     assert refused.status_code == 401
+    assert refused.headers["x-request-id"]
     assert "key" in refused.json()["error"]["message"].lower()
     wrong = await http.request(method, f"http://gw{path}", headers={"authorization": "Bearer x"})
     assert wrong.status_code == 401

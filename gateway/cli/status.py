@@ -73,6 +73,8 @@ def table(document: Mapping[str, Any]) -> str:
     queue = f"queue  {_number(waiting)} waiting"
     if waiting:
         queue += f", longest {_number(longest_s)} s, {_number(document.get('waiting_bytes'))} bytes"
+        if document.get("kept_out_requests"):
+            queue += "\n       room is kept for conversations about to return (placing.keep_ratio)"
     return "\n".join([*lines, queue])
 
 

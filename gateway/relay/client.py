@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import uuid
 from collections.abc import Awaitable, Callable, Iterable, MutableMapping
 from types import TracebackType
 from typing import Any, Self
@@ -21,6 +22,15 @@ def header(scope: Scope, name: bytes) -> str | None:
         if key == name:
             return bytes(value).decode("latin-1")
     return None
+
+
+def request_id_of(scope: Scope) -> str:
+    """The client's ``x-request-id`` if it is printable ASCII, cut to 128 characters; else a new one.
+
+    Anything else would come back garbled: backends put it into their answers' ids.
+    """
+    given = (header(scope, b"x-request-id") or "")[:128]
+    return given if given and given.isascii() and given.isprintable() else uuid.uuid4().hex
 
 
 async def read_body(scope: Scope, receive: Receive, limit_bytes: int) -> bytes:

@@ -34,7 +34,9 @@ def refusal(
             f"A backend sent the request back, and within {waited_s:.0f} s no other had room. Try again later.",
             retry_after_s,
         )
-    return Busy(f"No KV cache had room for the request within {waited_s:.0f} s. Try again later.", retry_after_s)
+    beside = " beside what is kept for conversations about to return" if decision.reason == "kept_out" else ""
+    room = f"No KV cache had room for the request within {waited_s:.0f} s{beside}."
+    return Busy(f"{room} Try again later.", retry_after_s)
 
 
 # How a backend stands, in words where its name for it is none, and when to try again.

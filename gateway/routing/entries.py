@@ -12,7 +12,9 @@ from gateway.types import Need, Offer, Waiter
 
 
 class Place(Protocol):
-    """Where an entry waits: a lane of the queue."""
+    """Where an entry waits: a lane of the queue. ``kept_out``: its first would fit, but must leave room to others."""
+
+    kept_out: bool
 
     def drop(self, entry: Entry, served: bool = False) -> bool:
         """Take it out. Returns whether it was the first."""

@@ -2,7 +2,7 @@
 
 The rules, for the requests in the order of the queue (``lanes``):
 
-1. Its deadline has passed: refused, ``timeout``.
+1. Its deadline has passed: refused, ``timeout``, or ``kept_out`` if it waited for what is kept (8).
 2. Every backend it may go to is down or draining: refused at once, ``no_backend``. A client that is told so in a
    millisecond tries again sooner than one that hangs, and the fleet's breaker needs several failures to call a backend
    down. A backend not looked at yet, or one that is being tried after a failure, is worth waiting for.
@@ -17,6 +17,8 @@ The rules, for the requests in the order of the queue (``lanes``):
    instead: to compute the prompt anew elsewhere would take longer, and push others' prompts out of the cache there.
 7. Else it waits, and keeps a claim on all its backends: nobody behind it takes KV there, so it cannot starve.
    Backends whose KV cache is unknown are never full; among them the one with the fewest requests in flight is taken.
+8. If it would fit, but others are about to return to what they left there (``keeping``), it waits, too, and only who
+   brings a prompt that is not cached waits behind it.
 
 What was decided stays decided until something changes: the placer keeps who waits, and looks only at requests that are
 first of their lane and at lanes whose backends have changed for the better. A decision costs the number of backends,
@@ -253,8 +255,9 @@ class Placer:
     def _expire(self, now_s: float, decisions: list[Decision]) -> None:
         """Refuse who has waited too long."""
         for entry in self._times.overdue(now_s):
+            kept_out = entry.lane is not None and entry.lane.kept_out
             self.remove(entry.waiter.sequence)
-            decisions.append(Refused(entry.waiter.sequence, "timeout"))
+            decisions.append(Refused(entry.waiter.sequence, "kept_out" if kept_out else "timeout"))
 
     def _restructure(self, decisions: list[Decision], now_s: float) -> None:
         """Backends came, went or changed their windows: everybody's options are looked up anew."""

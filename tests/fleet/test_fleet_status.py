@@ -247,3 +247,10 @@ def test_a_reader_that_has_had_enough_is_no_crash(gateway: tuple[str, dict[str, 
     finally:
         os.close(writing)
     assert (ended.returncode, ended.stderr) == (1, b"")
+
+
+def test_it_says_why_somebody_waits_though_there_is_room() -> None:
+    shown = table({"backends": [BACKEND], "waiting_requests": 2, "oldest_wait_s": 3, "kept_out_requests": 1})
+    assert "room is kept for conversations about to return (placing.keep_ratio)" in shown
+    assert max(map(len, shown.splitlines())) <= 80
+    assert "kept" not in table({"backends": [BACKEND], "waiting_requests": 2, "kept_out_requests": 0})

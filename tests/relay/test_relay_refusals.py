@@ -24,6 +24,13 @@ def test_a_wait_that_was_in_vain_is_told_from_one_after_a_backend_had_it(tag: fl
     assert str(error) == words
 
 
+def test_who_was_kept_out_is_told_that_room_was_kept_for_others() -> None:
+    waiter = Waiter(1, arrived_s=100.0, deadline_s=105.0, groups=GROUPS)
+    error = refusal(waiter, Refused(1, "kept_out"), {}, 105.0, 3.0)
+    room = "No KV cache had room for the request within 5 s beside what is kept for conversations about to return."
+    assert str(error) == f"{room} Try again later."
+
+
 STANDING = (
     ({"a": Condition.DOWN}, "a is down", 5.0),
     ({"a": Condition.STARTING}, "a is still starting", 10.0),

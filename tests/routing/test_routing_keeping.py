@@ -14,7 +14,7 @@ from gateway.config import PlacingSettings
 from gateway.routing.keeping import LEAST_NEW_TOKENS, LOOK_AGAIN_S
 from gateway.routing.lanes import Lane
 from gateway.routing.placer import Placer
-from gateway.types import BackendView, Placed
+from gateway.types import BackendView, Placed, Refused
 
 COLD = 3200  # 200 blocks
 ROOM = 600  # blocks reserved that leave 400: enough for a cold prompt, not for 300 kept beside it
@@ -53,6 +53,14 @@ def test_it_goes_in_by_time_alone_once_they_stay_away() -> None:
     assert placed(decisions) == [(1, "a")]
     assert 30 < now_s - NOW_S < 40  # of 800 blocks left there 90 % were likely to be used again, and less than 200 now
     assert placer.next_deadline_s() is None
+
+
+@pytest.mark.parametrize(("reserved", "reason"), [(ROOM, "kept_out"), (990, "timeout")])
+def test_whose_time_is_over_is_told_whether_it_would_have_fitted(reserved: int, reason: str) -> None:
+    placer = talking()
+    placer.see([busy("a", reserved)])
+    placer.add(late(1, "a", tokens=COLD, deadline_s=NOW_S + 5), NOW_S)
+    assert placer.decide(NOW_S + 5) == [Refused(1, reason)]
 
 
 def test_the_room_is_theirs_again_when_they_return_and_leave_again() -> None:
