@@ -62,7 +62,7 @@ def cheapest(
     ``keeper`` tells which rooms it must stay out of, though it fits, and then knows of it (``stopped``). ``full`` is
     told the rooms that the need may not fit into, if nothing is claimed: those that ``home`` is to look at.
     """
-    keeper.stopped = 0
+    keeper.stopped = keeper.passed = 0
     best: tuple[Option, Room] | None = None
     best_s = inf
     tier = 0

@@ -179,7 +179,8 @@ class Placer:
 
     def left(self, name: str, tokens: int, now_s: float) -> None:
         """A request is over; it leaves so many tokens in the cache there that no other one in flight holds."""
-        self._rooms[name].returns.left(tokens, now_s)
+        room = self._rooms[name]
+        room.returns.left(tokens, now_s, room.capacity * room.size if room.known else None)
 
     def kept_blocks(self, now_s: float) -> dict[str, float]:
         """Blocks that each backend keeps now from a prompt of which nothing is cached, where its cache is known."""
@@ -328,6 +329,7 @@ class Placer:
         need = option.need
         matched_tokens = entry.matched.get(room.bit, 0) if entry.matched else 0
         shared_tokens = self._return(entry, room, need.prompt_tokens, matched_tokens)
+        self._keeper.charge(room, need.prompt_tokens - matched_tokens)
         room.place(need, matched_tokens)
         domain.serve(entry)
         self.caches.placed(entry, room, need.prompt_tokens, matched_tokens)

@@ -12,8 +12,10 @@ were still cached or not. Where every prompt is a new one nothing need be kept.
 from __future__ import annotations
 
 HALF_S = 20.0
-# How fast the share of known prompt tokens follows: each request weighs 1/64 of the past.
+# How fast the share of known prompt tokens follows: each request makes 1/64 of the past forgotten, a shorter one than
+# so many tokens less. Else many tiny prompts would soon tell what nearly all tokens are not.
 FORGET = 1.0 - 1.0 / 64
+WHOLE_TOKENS = 1024
 
 
 class Returns:
@@ -35,12 +37,15 @@ class Returns:
 
     def asked(self, prompt_tokens: int, seen_tokens: int) -> None:
         """A prompt was placed, of which so many tokens had been seen before, there or elsewhere."""
-        self._asked_tokens = FORGET * self._asked_tokens + prompt_tokens
-        self._seen_tokens = FORGET * self._seen_tokens + min(seen_tokens, prompt_tokens)
+        kept = FORGET ** min(1.0, prompt_tokens / WHOLE_TOKENS)
+        self._asked_tokens = kept * self._asked_tokens + prompt_tokens
+        self._seen_tokens = kept * self._seen_tokens + min(seen_tokens, prompt_tokens)
 
-    def left(self, tokens: int, now_s: float) -> None:
-        """A request is over, and leaves so many tokens that no other one in flight holds."""
-        self._left_tokens = self._faded(now_s) + tokens
+    def left(self, tokens: int, now_s: float, most_tokens: int | None = None) -> None:
+        """A request is over, and leaves so many tokens that no other one in flight holds. ``most_tokens``: as many as
+        the whole cache can hold."""
+        left_tokens = self._faded(now_s) + tokens
+        self._left_tokens = left_tokens if most_tokens is None else min(left_tokens, most_tokens)
         self._at_s = now_s
 
     def taken_up(self, tokens: int, now_s: float) -> None:

@@ -48,7 +48,8 @@ class Room:
     ``gone``: nothing will be placed here until somebody acts. ``open``: requests may be placed here now. ``drips``: it
     is open and nothing runs or waits here. ``spare`` blocks are left for placing, none if it is not open. ``size`` and
     blocks are 0 where ``known`` is false. ``held`` tells which prompt beginnings requests in flight hold here,
-    ``returns`` what others left here; at most ``most_kept`` blocks are kept for those who left it (``keeping``).
+    ``returns`` what others left here; at most ``most_kept`` blocks are kept for those who left it (``keeping``), from
+    ``pass_s`` on not from the first who comes.
 
     The cost in seconds of a request of so many uncached prompt tokens, output tokens and blocks is
     ``base_s + tokens × work_s + output × output_s + barrier_s ÷ (rest − blocks)``; the last is the barrier
@@ -59,8 +60,9 @@ class Room:
 
     __slots__ = (
         "barrier_s", "base_s", "bit", "capacity", "drips", "engine_capacity", "gone", "held", "idle", "in_flight",
-        "keep_ratio", "known", "later_s", "limit", "most_kept", "name", "open", "others", "output_s", "pending_tokens",
-        "reserved", "rest", "returns", "size", "spare", "structure", "token_s", "trial", "view", "windows", "work_s",
+        "keep_ratio", "known", "later_s", "limit", "most_kept", "name", "open", "others", "output_s", "pass_s",
+        "pending_tokens", "reserved", "rest", "returns", "size", "spare", "structure", "token_s", "trial", "view",
+        "windows", "work_s",
     )  # fmt: skip
 
     def __init__(self, name: str, bit: int, keep_ratio: float = 0.0) -> None:
@@ -68,6 +70,7 @@ class Room:
         self.bit = bit
         self.keep_ratio = keep_ratio
         self.returns = Returns()
+        self.pass_s = 0.0
         self.structure: tuple[object, ...] = ()
         self.windows: object = None
         self.open = self.idle = False

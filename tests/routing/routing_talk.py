@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from math import inf
 from typing import Any
 
 from routing_views import NOW_S, busy, waiter
@@ -40,7 +41,19 @@ def talking(*more: str, turns: int = TURNS, **fields: Any) -> Placer:
             placer.left("a", decision.own_tokens, NOW_S)
             placer.see([busy("a", 0, **view)])
             number += 1
+    no_passes(placer)
     return placer
+
+
+def no_passes(placer: Placer) -> None:
+    """As if each backend had just let in one all the same, at great expense."""
+    for room in placer._rooms.values():
+        room.pass_s = inf
+
+
+def a_pass(placer: Placer, name: str, at_s: float) -> None:
+    """That backend may let in one all the same from then on."""
+    placer._rooms[name].pass_s = at_s
 
 
 def late(sequence: int, *names: str, **fields: Any) -> Waiter:

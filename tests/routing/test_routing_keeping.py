@@ -7,11 +7,11 @@ from typing import Any
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from routing_talk import TALKED_TOKENS, back, late, placed, talk, talking
+from routing_talk import TALKED_TOKENS, a_pass, back, late, no_passes, placed, talk, talking
 from routing_views import NOW_S, backend, busy, kv
 
 from gateway.config import PlacingSettings
-from gateway.routing.keeping import LEAST_NEW_TOKENS, LOOK_AGAIN_S
+from gateway.routing.keeping import LEAST_NEW_TOKENS, LOOK_AGAIN_S, PASS_EVERY
 from gateway.routing.lanes import Lane
 from gateway.routing.placer import Placer
 from gateway.types import BackendView, Placed, Refused
@@ -53,6 +53,27 @@ def test_it_goes_in_by_time_alone_once_they_stay_away() -> None:
     assert placed(decisions) == [(1, "a")]
     assert 30 < now_s - NOW_S < 40  # of 800 blocks left there 90 % were likely to be used again, and less than 200 now
     assert placer.next_deadline_s() is None
+
+
+def test_now_and_then_one_is_let_in_all_the_same() -> None:
+    placer = talking()
+    a_pass(placer, "a", NOW_S)
+    placer.see([busy("a", ROOM)])
+    assert placed(placer.add(late(1, "a", tokens=COLD), NOW_S)) == [(1, "a")]
+    placer.see([busy("a", ROOM)])
+    assert placed(placer.add(late(2, "a", tokens=COLD), NOW_S)) == []
+    again_s = NOW_S + PASS_EVERY * COLD / 8000  # the first one's prompt takes 0.4 s
+    assert placed(placer.decide(again_s - 0.01)) == []
+    assert placed(placer.decide(again_s + LOOK_AGAIN_S)) == [(2, "a")]
+
+
+def test_who_needs_no_room_of_others_costs_nobody_that() -> None:
+    placer = talking()
+    a_pass(placer, "a", NOW_S)
+    placer.see([busy("a", 500)])
+    assert placed(placer.add(late(1, "a", tokens=COLD), NOW_S)) == [(1, "a")]
+    placer.see([busy("a", ROOM)])
+    assert placed(placer.add(late(2, "a", tokens=COLD), NOW_S)) == [(2, "a")]
 
 
 @pytest.mark.parametrize(("reserved", "reason"), [(ROOM, "kept_out"), (990, "timeout")])
@@ -417,6 +438,7 @@ def test_nobody_waits_for_ever_for_conversations_that_never_stop(tokens: int, co
     cold = 0
     for second in range(60):
         if second == 10:
+            no_passes(village.placer)
             cold = village.cold(tokens)
         village.returns((seed >> second % 32) % conversations)
         village.wait(1.0)

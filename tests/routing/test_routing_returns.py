@@ -140,3 +140,20 @@ def test_answers_are_not_remembered_when_they_are_gone() -> None:
     for _ in range(100):
         index.occupy(1, 500)
     assert len(index._gone) == 0
+
+
+def test_tiny_prompts_do_not_tell_what_most_tokens_are() -> None:
+    returns = Returns()
+    for _ in range(20):
+        returns.asked(8000, 7500)
+    for _ in range(400):
+        returns.asked(80, 0)
+    assert returns.likelihood > 0.6
+
+
+def test_no_more_is_left_than_the_cache_can_hold() -> None:
+    returns = Returns()
+    returns.asked(100, 100)
+    for _ in range(10):
+        returns.left(9000, 0.0, 16000)
+    assert returns.expected_tokens(0.0) == 16000
