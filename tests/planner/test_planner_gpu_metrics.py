@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import signal
 import subprocess
 import sys
 import threading
@@ -135,7 +136,11 @@ def test_the_sidecar_serves_the_same_metrics(sidecar: str) -> None:
 def test_the_command_serves_until_interrupted_and_says_why_nothing_is_known() -> None:
     async def run() -> tuple[str, int | None]:
         process = await asyncio.create_subprocess_exec(
-            *[sys.executable, "-m", "gateway", "gpus", "--serve", "0"], stdout=asyncio.subprocess.PIPE
+            *[sys.executable, "-m", "gateway", "gpus", "--serve", "0"],
+            stdout=asyncio.subprocess.PIPE,
+            preexec_fn=lambda: signal.signal(
+                signal.SIGINT, signal.SIG_DFL
+            ),  # ignored where tests run in the background
         )
         assert process.stdout is not None
         line = (await asyncio.wait_for(process.stdout.readline(), 30)).decode()
