@@ -23,6 +23,11 @@ class KvCapacity:
     block_size_tokens: int
     virtual: bool = False
 
+    def __str__(self) -> str:
+        tokens = f"of {self.engine_blocks * self.block_size_tokens:,} tokens"
+        blocks = f"{self.engine_blocks:,} blocks of {self.block_size_tokens:,}"
+        return f"{tokens} ({blocks})" + (f" in each of {self.engines} engines" if self.engines > 1 else "")
+
     @property
     def blocks(self) -> int:
         """Blocks of all engines together."""

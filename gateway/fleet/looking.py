@@ -228,7 +228,7 @@ class Looker:
         capacity = None if heard.blind else kv_capacity(reading, backend.max_model_len_tokens)
         count = len(reading.labels) or len(backend.engines)  # nothing said is not one
         if capacity != backend.engines.capacity or count != len(backend.engines):
-            said = capacity or "unknown: placing by requests in flight"
+            said = "unknown: placing by requests in flight" if capacity is None else str(capacity)
             log.info("backend %s: KV cache %s", backend.name, said)
             backend.set_capacity(count, capacity)
         if capacity is not None and (used := used_blocks(reading, capacity)) is not None:

@@ -69,3 +69,8 @@ def test_vllms_ratio_gives_back_the_very_number_of_blocks() -> None:
     for free in range(0, 99_999, 777):
         reading = Reading(labels=("0",), usage_ratio={"0": 1.0 - free / 99_999})
         assert used_blocks(reading, capacity) == (99_999 - free,)
+
+
+def test_it_is_told_in_words() -> None:
+    assert str(KvCapacity(1, 7811, 16)) == "of 124,976 tokens (7,811 blocks of 16)"
+    assert str(KvCapacity(4, 100, 32)) == "of 3,200 tokens (100 blocks of 32) in each of 4 engines"
