@@ -198,6 +198,9 @@ class Shared(Protocol):
         """How many links at the beginning of ``chain`` are held now: their blocks are not needed once more. ``guess``:
         what it may be, to find it sooner."""
 
+    def shared_tokens(self, chain: tuple[tuple[int, int], ...]) -> int:
+        """How many tokens at the beginning of ``chain`` are held now."""
+
 
 @dataclass(frozen=True, slots=True)
 class KvView:

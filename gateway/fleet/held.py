@@ -65,6 +65,11 @@ class Held:
                 high = middle - 1
         return low + 1
 
+    def shared_tokens(self, chain: Chain) -> int:
+        """Tokens at the beginning of ``chain`` that somebody holds now."""
+        links = self.shared_links(chain)
+        return chain[links - 1][1] if links else 0
+
     def resize(self, block_size_tokens: int, chains: list[Chain]) -> None:
         """Begin anew with another block size and the chains of all who are there."""
         self._links.clear()

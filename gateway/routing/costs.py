@@ -204,8 +204,7 @@ def _fits(option: Option, room: Room, bonds: Bonds) -> bool:
     """Whether the request fits. What others hold of its prompt already is not needed once more."""
     blocks = option.need.blocks(room.size)
     if room.held is not None and bonds.matched.get(room.bit, 0):
-        links = room.held.shared_links(bonds.chain)
-        blocks -= bonds.chain[links - 1][1] // room.size if links else 0
+        blocks -= room.held.shared_tokens(bonds.chain) // room.size
     return blocks <= room.spare
 
 

@@ -46,12 +46,10 @@ class Keeper:
             return False
         if not room.bit & self.closed:
             part = new_tokens / prompt_tokens
-            kept = part * room.most_kept
-            if blocks + kept <= room.spare:
+            if blocks + part * room.most_kept <= room.spare:
                 return False
             # Of a prompt that takes most of the cache no more is asked than that half of the rest be free.
-            expected = part * room.returns.expected_tokens(self.now_s) / room.size
-            kept = min(kept, expected, (room.limit - blocks) / 2)
+            kept = min(part * kept_blocks(room, self.now_s), (room.limit - blocks) / 2)
             if blocks + kept <= room.spare:
                 return False
             if self.now_s >= room.pass_s:

@@ -61,7 +61,6 @@ class Placer:
         self._better = 0  # rooms that may hold what they could not
         self._closed = 0  # rooms that began to rest: nobody waits for one of them alone
         self._restructured = False
-        self._again = False  # time alone may have changed what is kept
 
     def __repr__(self) -> str:
         return f"<Placer {len(self._entries)} waiting for {len(self._rooms)} backends>"
@@ -156,10 +155,10 @@ class Placer:
             self._expire(now_s, decisions)
             self._release(now_s)
         if self._entries:
-            self._again = self._times.again(now_s)
+            again = self._times.again(now_s)
             for domain in self._lanes.domains():
                 if not domain.idle:
-                    self._serve(domain, decisions)
+                    self._serve(domain, decisions, again)
         self._better = 0
         return decisions
 
@@ -278,11 +277,12 @@ class Placer:
                 decisions.append(refusal)
         self._better = -1
 
-    def _serve(self, domain: Domain, decisions: list[Decision]) -> None:
-        """Place the first of each lane of a domain as long as there is room, in the order of the queue."""
+    def _serve(self, domain: Domain, decisions: list[Decision], again: bool) -> None:
+        """Place the first of each lane of a domain as long as there is room, in the order of the queue. ``again``: time
+        alone may have changed what is kept."""
         domain.settle()
         better, claimed, keeper, rank = self._better, 0, self._keeper, -1
-        keeper.closed, again = 0, self._again
+        keeper.closed = 0
         order = [(domain.turn(lane), index) for index, lane in enumerate(domain.lanes) if lane.waiting]
         if len(order) > 1:
             heapq.heapify(order)
@@ -339,10 +339,7 @@ class Placer:
 
     def _return(self, entry: Entry, room: Room, prompt_tokens: int, matched_tokens: int) -> int:
         """Somebody is placed in a room: perhaps it is one that was expected back there. Tokens that others hold."""
-        shared_tokens = 0
-        if room.held is not None and entry.chain:
-            links = room.held.shared_links(entry.chain)
-            shared_tokens = entry.chain[links - 1][1] if links else 0
+        shared_tokens = 0 if room.held is None else room.held.shared_tokens(entry.chain)
         returns = room.returns
         if matched_tokens > shared_tokens:
             returns.taken_up(matched_tokens - shared_tokens, self._keeper.now_s)

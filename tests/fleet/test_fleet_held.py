@@ -66,6 +66,7 @@ def test_what_a_new_prompt_shares_ends_at_the_last_common_link(
     )
     for guess in range(len(path) + 1):
         assert held.shared_links(chain_of(path), guess) == common
+    assert held.shared_tokens(chain_of(path)) == (LINKS_TOKENS[common - 1] if common else 0)
 
 
 def test_two_requests_with_one_beginning_hold_it_once_and_the_last_to_leave_frees_it() -> None:
